@@ -1,0 +1,55 @@
+"""The one exception that a user's mistake raises, and the help it offers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """A mistake of the user: one sentence that says what is wrong, where, and what would be right.
+
+    The command line prints the sentence without a traceback and exits with a code other than 0.
+    """
+
+
+def nearest(word: str, options: Iterable[str]) -> str:
+    """The tail of an error sentence: the nearest valid names, or all of them.
+
+    >>> nearest("dts", ["dst", "none", "rsm"])
+    'did you mean dst? (valid: dst, none, rsm)'
+    """
+    names = sorted(options)
+    close = get_close_matches(word, names, n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"{hint}(valid: {', '.join(names)})"
+
+
+def check_choice(where: str, value: str, options: Iterable[str]) -> None:
+    """Raise `UserError` unless `value` is one of `options`; `where` is the setting's dotted name."""
+    names = list(options)
+    if value not in names:
+        raise UserError(f"{where}={value} is not known: {nearest(str(value), names)}.")
+
+
+def check_range(
+    where: str,
+    value: float,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    low_open: bool = False,
+    high_open: bool = False,
+) -> None:
+    """Raise `UserError` unless `value` lies between `low` and `high` (closed unless said to be open)."""
+    too_low = low is not None and (value <= low if low_open else value < low)
+    too_high = high is not None and (value >= high if high_open else value > high)
+    if not (too_low or too_high) and value == value:  # NaN fails the comparison with itself
+        return
+    if high is None:
+        wanted = f"{'more than' if low_open else 'at least'} {low}"
+    elif low is None:
+        wanted = f"{'less than' if high_open else 'at most'} {high}"
+    else:
+        wanted = f"in {'(' if low_open else '['}{low}, {high}{')' if high_open else ']'}"
+    raise UserError(f"{where}={value} is out of range: it must be {wanted}.")

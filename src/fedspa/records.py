@@ -1,0 +1,133 @@
+"""What a run says of itself: plain values that the federated loop hands to the trackers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+KINDS = ("global", "personal", "local", "finetuned")
+"""The models of a client that can be tested on its own test set; they differ by tens of points.
+
+global: the server's dense weights. personal: what the method gives the client from the server's state.
+local: the client's weights right after its last local training. finetuned: a copy of the final global
+weights, trained by the client once more at the end of the run.
+"""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What training costs: FLOPs and bytes on the wire. Costs add up."""
+
+    train_flops: float = 0.0
+    search_flops: float = 0.0
+    down_bytes: int = 0
+    up_bytes: int = 0
+    mask_bytes: int = 0
+
+    @property
+    def flops(self) -> float:
+        return self.train_flops + self.search_flops
+
+    @property
+    def traffic_bytes(self) -> int:
+        return self.down_bytes + self.up_bytes + self.mask_bytes
+
+    def __add__(self, other: Costs) -> Costs:
+        return Costs(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a score, in percent, is spread over the clients that have it."""
+
+    mean: float
+    std: float
+    p10: float
+    worst_decile: float
+    min: float
+    max: float
+    clients: int
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round. `round` counts completed rounds from 1; `scores[kind][metric]` is empty between evaluations."""
+
+    round: int
+    participants: tuple[int, ...]
+    learning_rate: float
+    loss: float
+    samples: int
+    costs: Costs
+    total_costs: Costs
+    dense_costs: Costs
+    scores: dict[str, dict[str, Spread]]
+    extras: dict[str, float]
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known of a run before its first round."""
+
+    folder: Path
+    config: dict[str, Any]
+    names: dict[str, str]
+    sparsity: float
+    seed: int
+    rounds: int
+    config_hash: str
+    partition_hash: str
+    version: str
+    classes: int
+    label_counts: np.ndarray
+    """int64 [clients, classes]: the training images of each class that each client holds."""
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """One client at the end of a run. A score that it does not have is None."""
+
+    client: int
+    train_size: int
+    val_size: int
+    test_size: int
+    visits: int
+    density: float
+    scores: dict[str, float | None]
+    """Accuracy in percent by kind."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run: the summary, the clients, and the tensors worth keeping."""
+
+    summary: dict[str, Any]
+    clients: list[ClientRow]
+    weights: dict[str, torch.Tensor]
+    """The final global weights by parameter name."""
+    masks: dict[str, torch.Tensor] = field(default_factory=dict)
+    """uint8, bit-packed: a client's last mask over the flat weights."""
+    local_weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    """With `save.local`: a client's packed local weights."""
+
+
+class Tracker(Protocol):
+    """Follows a run and writes it somewhere. Every call is in the run's own process and order."""
+
+    def start(self, info: RunInfo) -> None:
+        """Before the first round."""
+
+    def round(self, record: RoundRecord) -> None:
+        """After each round."""
+
+    def finish(self, result: RunResult) -> None:
+        """The run ended well; everything in its folder that trackers before this one write is there."""
+
+    def abort(self, status: str, reason: str) -> None:
+        """The run ended early: status is FAILED or KILLED."""

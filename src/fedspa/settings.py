@@ -1,0 +1,145 @@
+"""The typed part of the config: the sections that every run has, their defaults and their checks.
+
+Light on purpose (no torch): a mistake in here is answered within a second. The config groups (data set,
+model, method, mask, ...) are typed by the dataclass that their YAML names as `_target_`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedspa.errors import UserError, check_choice, check_range
+
+
+@dataclass
+class FederationSettings:
+    """Who takes part: the paper samples 10 of 100 clients in each of 1000 rounds."""
+
+    clients: int = 100
+    clients_per_round: int = 10
+    rounds: int = 1000
+
+    def __post_init__(self) -> None:
+        check_range("federation.clients", self.clients, low=1)
+        check_range("federation.rounds", self.rounds, low=1)
+        check_range("federation.clients_per_round", self.clients_per_round, low=1)
+        if self.clients_per_round > self.clients:
+            raise UserError(
+                f"federation.clients_per_round={self.clients_per_round} is more than the "
+                f"federation.clients={self.clients} there are: it must be at most {self.clients}."
+            )
+
+
+@dataclass
+class TrainingSettings:
+    """Local training of a client: SGD, as the paper's section 5.2 sets it."""
+
+    epochs: int = 5
+    batch_size: int = 128
+    lr: float = 0.1
+    lr_decay: float = 0.998
+    """Factor on the learning rate after each round: lr x lr_decay^t, t from 0."""
+    momentum: float = 0.0
+    weight_decay: float = 5e-4
+    clip_norm: float | None = 10.0
+    """Bound on the gradient's global norm, without the weight-decay term; null: no clipping."""
+    clip_scope: str = "all"
+    """Whose norm is clipped: that of the whole gradient (all) or of its active coordinates (active)."""
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("training.epochs", self.epochs, low=1)
+        check_range("training.batch_size", self.batch_size, low=1)
+        check_range("training.lr", self.lr, low=0, low_open=True)
+        check_range("training.lr_decay", self.lr_decay, low=0, high=1, low_open=True)
+        check_range("training.momentum", self.momentum, low=0, high=1, high_open=True)
+        check_range("training.weight_decay", self.weight_decay, low=0)
+        if self.clip_norm is not None:
+            check_range("training.clip_norm", self.clip_norm, low=0, low_open=True)
+        check_choice("training.clip_scope", self.clip_scope, ("all", "active"))
+
+    def lr_at(self, round: int) -> float:
+        """The learning rate of a round, counted from 0."""
+        return self.lr * self.lr_decay**round
+
+
+@dataclass
+class EvalSettings:
+    """When and how the models are tested."""
+
+    every: int = 1
+    """Rounds between two tests of every client's global and personal model (the last round is always tested)."""
+    batch_size: int = 500
+    final_rounds: int = 1
+    """The final accuracy is the mean over this many last tested rounds; never the best on test data."""
+    targets: list[float] = field(default_factory=list)
+    """Accuracies in percent: the summary says in which round each was first reached."""
+
+    def __post_init__(self) -> None:
+        check_range("eval.every", self.every, low=1)
+        check_range("eval.batch_size", self.batch_size, low=1)
+        check_range("eval.final_rounds", self.final_rounds, low=1)
+        for target in self.targets:
+            check_range("eval.targets", target, low=0, high=100)
+
+
+@dataclass
+class FinetuneSettings:
+    """After the last round: every client trains a copy of the final global model for so many epochs."""
+
+    epochs: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("finetune.epochs", self.epochs, low=0)
+
+
+@dataclass
+class CostSettings:
+    """honest counts what really happens and travels; paper counts as the paper's tables do."""
+
+    convention: str = "honest"
+
+    def __post_init__(self) -> None:
+        check_choice("costs.convention", self.convention, ("honest", "paper"))
+
+
+@dataclass
+class SaveSettings:
+    """What a run keeps beyond its default files."""
+
+    local: bool = False
+    """Keep the local weights of every visited client, packed."""
+    upload_weights: bool = False
+    """Send the weights and masks to the tracking store too, not only the small files."""
+
+
+@dataclass
+class Config:
+    """The whole config. The groups are filled by the YAML files of conf/."""
+
+    name: str = "${dataset.name}-${method.name}-${mask.name}-s${sparsity}-seed${seed}"
+    seed: int = 0
+    sparsity: float = 0.5
+    """Share of the parameters that are inactive, in [0, 1); ignored by dense methods."""
+    federation: FederationSettings = field(default_factory=FederationSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    eval: EvalSettings = field(default_factory=EvalSettings)
+    finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
+    costs: CostSettings = field(default_factory=CostSettings)
+    save: SaveSettings = field(default_factory=SaveSettings)
+    trusted_packages: list[str] = field(default_factory=list)
+    """Packages beside fedspa whose classes a config may name as `_target_`."""
+    dataset: dict[str, Any] = field(default_factory=dict)
+    partition: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    layer_sparsity: dict[str, Any] = field(default_factory=dict)
+    mask: dict[str, Any] = field(default_factory=dict)
+    method: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    loggers: dict[str, Any] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_range("sparsity", self.sparsity, low=0, high=1, high_open=True)
+        check_range("seed", self.seed, low=0)
