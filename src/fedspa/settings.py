@@ -63,6 +63,11 @@ class TrainingSettings:
         """The learning rate of a round, counted from 0."""
         return self.lr * self.lr_decay**round
 
+    def samples(self, rows: int, epochs: int | None = None) -> int:
+        """Samples that a client of so many rows trains on in `epochs` (default: all of a visit's)."""
+        kept = rows - rows % self.batch_size if self.drop_last else rows
+        return kept * (self.epochs if epochs is None else epochs)
+
 
 @dataclass
 class EvalSettings:

@@ -1,0 +1,97 @@
+"""Local training of a client: one masked SGD step, defined once for every engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from torch import nn
+
+from fedspa.data.batches import Batch
+from fedspa.settings import TrainingSettings
+from fedspa.weights import bind
+
+
+@dataclass(frozen=True)
+class Pull:
+    """A proximal pull towards fixed weights, applied after each step: v <- v - lr * strength * (v - anchor)."""
+
+    anchor: torch.Tensor
+    strength: float
+
+
+class LocalTraining(LightningModule):
+    """The one working network that serves every client, and the step that trains it under a mask.
+
+    The step is the paper's Eq. 4: w <- w - lr (m * clip(g) + weight_decay w), on the flat weights. An
+    engine calls `training_step`, backward, `on_before_optimizer_step` (Fabric itself calls no hook) and the
+    optimizer's step.
+    """
+
+    def __init__(self, network: nn.Module, settings: TrainingSettings) -> None:
+        """Take over a network that already lies on its device: its parameters become views of `weights`."""
+        super().__init__()
+        self.network = network
+        self.settings = settings
+        self.learning_rate = settings.lr
+        self.mask: torch.Tensor | None = None
+        """The client's mask [total] in the dtype of the weights; None trains densely."""
+        self.pull: Pull | None = None
+        # In a tuple, because a module registers any parameter that it sees, and these are its own already.
+        self._flat = (bind(network),)
+
+    @property
+    def weights(self) -> nn.Parameter:
+        """The flat weights [total]; `.grad` is the flat gradient."""
+        return self._flat[0]
+
+    def start(
+        self,
+        weights: torch.Tensor,
+        learning_rate: float = 0.0,
+        mask: torch.Tensor | None = None,
+        pull: Pull | None = None,
+    ) -> None:
+        """Begin a visit: take the client's weights [total] (already masked), learning rate, mask and pull."""
+        self.weights.data.copy_(weights)
+        self.learning_rate = learning_rate
+        self.mask = mask
+        self.pull = pull
+
+    def training_step(self, batch: Batch, batch_idx: int = 0) -> torch.Tensor:
+        """Mean cross-entropy of a batch; a scalar with a graph."""
+        return nn.functional.cross_entropy(self.network(batch.images), batch.labels)
+
+    def configure_optimizers(self) -> torch.optim.SGD:
+        """A fresh SGD over the flat weights, as every visit gets."""
+        return torch.optim.SGD(
+            [self.weights],
+            lr=self.learning_rate,
+            momentum=self.settings.momentum,
+            weight_decay=self.settings.weight_decay,
+        )
+
+    @torch.no_grad()
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clip the gradient by its global norm, then mask it (the other way round with clip_scope=active).
+
+        Weight decay is added later, by the optimizer: it is not part of the clipped norm, and it leaves
+        masked weights at zero.
+        """
+        gradient = self.weights.grad
+        assert gradient is not None  # bind() made it
+        if self.mask is not None and self.settings.clip_scope == "active":
+            gradient.mul_(self.mask)
+        if self.settings.clip_norm is not None:
+            norm = torch.linalg.vector_norm(gradient)
+            gradient.mul_((self.settings.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+        if self.mask is not None and self.settings.clip_scope == "all":
+            gradient.mul_(self.mask)
+
+    @torch.no_grad()
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int = 0) -> None:
+        """After the step: pull the weights towards the anchor, where the visit has one."""
+        if self.pull is not None:
+            self.weights.lerp_(self.pull.anchor, self.learning_rate * self.pull.strength)

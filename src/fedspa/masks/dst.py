@@ -1,0 +1,76 @@
+"""DST: dynamic sparse training with a warm start (paper, Algorithm 3).
+
+After its local training a client drops the active weights of smallest magnitude and grows as many
+coordinates of largest gradient, tensor by tensor; the share that changes is annealed to zero. The new mask
+cuts the *dense global* weights at the client's next visit, so grown coordinates do not start from zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fedspa.errors import check_choice, check_range
+from fedspa.masks.base import MaskSearcher, SearchInput
+from fedspa.masks.select import drop_and_grow
+
+
+@dataclass(kw_only=True)
+class DST(MaskSearcher):
+    """Prune by magnitude, regrow by gradient (RigL's criterion) or at random (SET's)."""
+
+    alpha0: float = 0.5
+    """Share of a tensor's active weights that the first search exchanges."""
+    anneal_rounds: int = 1000
+    """Horizon T of the annealing; the run's rounds unless set, whatever the run's own length."""
+    anneal_divisor: str = "rounds_minus_one"
+    """The cosine's period: T - 1 as in the paper's appendix, or T (rounds) as in related code."""
+    regrow: str = "gradient"
+    """Which inactive coordinates come back: those of largest gradient, or random ones."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("mask.alpha0", self.alpha0, low=0, high=1)
+        check_range("mask.anneal_rounds", self.anneal_rounds, low=1)
+        check_choice("mask.anneal_divisor", self.anneal_divisor, ("rounds_minus_one", "rounds"))
+        check_choice("mask.regrow", self.regrow, ("gradient", "random"))
+
+    @property
+    def searches(self) -> bool:
+        return True
+
+    @property
+    def needs_gradient(self) -> bool:
+        return self.regrow == "gradient"
+
+    def prune_rate(self, round: int) -> float:
+        """alpha_t = alpha_0 / 2 (1 + cos(pi t / (T - 1))), t from 0 (paper, appendix); 0 past the horizon."""
+        period = self.anneal_rounds - (self.anneal_divisor == "rounds_minus_one")
+        if period == 0:
+            return self.alpha0
+        return 0.5 * self.alpha0 * (1 + math.cos(math.pi * min(round / period, 1.0)))
+
+    def describe(self, round: int) -> dict[str, float]:
+        return {"prune_rate": self.prune_rate(round)}
+
+    def next_mask(self, search: SearchInput) -> torch.Tensor:
+        """Exchange ceil(alpha_t x active) coordinates of each tensor; its active count never changes."""
+        if self.needs_gradient:
+            growth = search.gradient().abs()
+        else:
+            draws = torch.rand(search.space.total, generator=search.generator)
+            growth = draws.to(search.weights)
+        rate = self.prune_rate(search.round)
+        vectors = (search.mask, search.weights.abs(), growth)
+        pieces = zip(*(search.space.split(vector) for vector in vectors), strict=True)
+        return torch.cat([self._exchange(rate, *piece) for piece in pieces])
+
+    @staticmethod
+    def _exchange(rate: float, mask: torch.Tensor, magnitude: torch.Tensor, growth: torch.Tensor) -> torch.Tensor:
+        active = int(mask.count_nonzero())
+        if active == mask.numel():  # dense: whatever is dropped would be grown again
+            return mask
+        # The small slack keeps 0.3 x 10, which is 3.0000000000000004 or so in binary, at 3.
+        return drop_and_grow(mask, magnitude, growth, math.ceil(rate * active - 1e-9))

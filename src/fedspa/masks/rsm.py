@@ -1,0 +1,27 @@
+"""RSM: random static masks (paper, Algorithm 2). The mask drawn at the start never changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedspa.masks.base import MaskSearcher, SearchInput
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(kw_only=True)
+class RSM(MaskSearcher):
+    """With `initial=same` all clients share one sub-network; with `different` each has its own."""
+
+    @property
+    def searches(self) -> bool:
+        return False
+
+    @property
+    def needs_gradient(self) -> bool:
+        return False
+
+    def next_mask(self, search: SearchInput) -> torch.Tensor:
+        return search.mask

@@ -1,0 +1,49 @@
+"""Exact selection of k coordinates by score: the one place where drop and grow are decided."""
+
+from __future__ import annotations
+
+import torch
+
+
+def smallest(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """The k smallest scores, exactly k of them; among equals those of the lowest index.
+
+    Args:
+        scores: [n], any float dtype, no NaN.
+        k: 0 <= k <= n.
+
+    Returns:
+        bool [n].
+    """
+    if k == 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    threshold = torch.kthvalue(scores, k).values
+    below = scores < threshold
+    ties = scores == threshold
+    # Of the scores that equal the threshold, only as many as are still wanted: the first ones.
+    return below | (ties & (ties.cumsum(0) <= k - below.sum()))
+
+
+def largest(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """The k largest scores, exactly k of them; among equals those of the lowest index. bool [n]."""
+    return smallest(-scores, k)
+
+
+def drop_and_grow(mask: torch.Tensor, drop_scores: torch.Tensor, grow_scores: torch.Tensor, k: int) -> torch.Tensor:
+    """Deactivate the k active coordinates of smallest drop score, then activate k inactive ones.
+
+    Grown are the k largest grow scores among *all* inactive coordinates, the just dropped ones included,
+    so the number of active coordinates stays what it was.
+
+    Args:
+        mask: [n] zeros and ones.
+        drop_scores, grow_scores: [n], finite.
+        k: at most the number of active coordinates.
+
+    Returns:
+        The next mask [n], in the dtype of `mask`.
+    """
+    active = mask.bool()
+    kept = active & ~smallest(drop_scores.masked_fill(~active, torch.inf), k)
+    grown = largest(grow_scores.masked_fill(kept, -torch.inf), k)
+    return (kept | grown).to(mask.dtype)

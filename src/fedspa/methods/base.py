@@ -1,0 +1,177 @@
+"""What a federated method is: what a client starts from, trains, sends and costs, and which models it has."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from fedspa.clock import Clock
+from fedspa.errors import check_choice
+from fedspa.masks.packed import PackedMask
+from fedspa.randomness import generator
+from fedspa.records import Costs
+from fedspa.settings import TrainingSettings
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedspa.costs import NetworkCosts
+    from fedspa.engine import EagerEngine, Trained
+    from fedspa.local_training import Pull
+    from fedspa.masks.base import MaskSearcher
+
+ClientState: TypeAlias = "PackedMask | torch.Tensor | None"
+"""What the server or a client remembers between two visits: a packed mask, weights [total], or nothing."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the federation starts from, for the state of clients that were never visited."""
+
+    weights: torch.Tensor
+    """The initial global weights w_0 [total]."""
+    initial_mask: Callable[[int], PackedMask]
+    """A client's first mask."""
+    full_mask: PackedMask
+    """The mask of a dense model."""
+
+
+@dataclass(frozen=True)
+class VisitSize:
+    """What the costs of a visit depend on."""
+
+    network: NetworkCosts
+    training: TrainingSettings
+    rows: int
+    """The client's training rows."""
+    active: Sequence[int] | None = None
+    """Active parameters of each tensor in the model that is trained; None where it is dense."""
+    first: bool = False
+    """Whether the client was never visited before."""
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """Everything that one visit to one client may use."""
+
+    seed: int
+    round: int
+    """From 0."""
+    client: int
+    first_visit: bool
+    rows: torch.Tensor
+    """int64 [n] on the CPU: the client's training rows."""
+    learning_rate: float
+    weights: torch.Tensor
+    """The dense global weights w_t [total]; not to be written."""
+    state: ClientState
+    engine: EagerEngine
+    network: NetworkCosts
+    training: TrainingSettings
+    searcher: MaskSearcher | None
+    clock: Clock
+
+    @property
+    def own_mask(self) -> PackedMask:
+        """The client's state, for methods that remember a mask."""
+        assert isinstance(self.state, PackedMask)
+        return self.state
+
+    @property
+    def own_weights(self) -> torch.Tensor:
+        """The client's state, for methods that remember weights [total]."""
+        assert self.state is not None and not isinstance(self.state, PackedMask)
+        return self.state
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """The random source of this client in this round for one purpose."""
+        return generator(self.seed, purpose, self.round, self.client)
+
+    def train(
+        self,
+        start: torch.Tensor,
+        epochs: int,
+        *,
+        mask: torch.Tensor | None = None,
+        pull: Pull | None = None,
+        source: torch.Generator | None = None,
+    ) -> Trained:
+        """Train the client from `start` [total]; `source` draws the batches where they go on from earlier ones."""
+        with self.clock("train"):
+            return self.engine.train(
+                start,
+                self.rows,
+                epochs=epochs,
+                learning_rate=self.learning_rate,
+                generator=source or self.generator("batches"),
+                mask=mask,
+                pull=pull,
+            )
+
+    def size(self, active: Sequence[int] | None = None) -> VisitSize:
+        """The visit's size, for the method's closed-form costs."""
+        return VisitSize(self.network, self.training, len(self.rows), active, self.first_visit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """What one visit to one client leaves."""
+
+    update: torch.Tensor | None
+    """U_k [total] = start - end: the server subtracts its mean. None: nothing is sent."""
+    holds: torch.Tensor | None = None
+    """The coordinates [total] that the update speaks of, zeros and ones; None: all."""
+    state: ClientState = None
+    """What is remembered until the client's next visit."""
+    local: torch.Tensor
+    """The client's weights [total] right after its local training."""
+    density: float = 1.0
+    """Share of the parameters that the client trained."""
+    loss: float
+    """Mean over the samples trained on."""
+    samples: int
+    costs: Costs
+
+
+@dataclass(kw_only=True)
+class Method(ABC):
+    """A federated method. Its server step always has the form w - sum a_k U_k (see merge.py)."""
+
+    name: str
+    weighting: str
+    """a_k: the same for all participants (uniform) or proportional to their training rows (samples)."""
+    normaliser: str = "participants"
+    """Whether each coordinate is divided by all participants' weight, or by that of those who hold it."""
+
+    kinds: ClassVar[tuple[str, ...]]
+    """Which models of a client the method has: of global, personal and local."""
+    uses_mask: ClassVar[bool] = False
+    """Whether it needs a mask searcher."""
+    uses_sparsity: ClassVar[bool] = False
+    """Whether `sparsity` means anything to it."""
+
+    def __post_init__(self) -> None:
+        check_choice("method.weighting", self.weighting, ("uniform", "samples"))
+        check_choice("method.normaliser", self.normaliser, ("participants", "holders"))
+
+    def weight(self, rows: int) -> float:
+        """a_k of a client with so many training rows, up to the normalisation."""
+        return float(rows) if self.weighting == "samples" else 1.0
+
+    def first_state(self, client: int, origin: Origin) -> ClientState:
+        """The state of a client that was never visited; the same object for all where it is the same."""
+        return None
+
+    @abstractmethod
+    def visit(self, task: ClientTask) -> Visit:
+        """Visit one client: a function of the task alone."""
+
+    @abstractmethod
+    def visit_costs(self, size: VisitSize, searcher: MaskSearcher | None) -> Costs:
+        """What a visit of that size costs, in closed form."""
+
+    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
+        """The personal model [total] of a client: a function of the global weights and its state."""
+        raise TypeError(f"{self.name} has no personal model")

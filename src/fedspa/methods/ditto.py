@@ -1,0 +1,77 @@
+"""Ditto (Li et al., 2021): a shared model trained as in FedAvg, and a personal one pulled towards it.
+
+Of a visit's epochs some go to the shared branch, which starts from w_t and is merged, and the others to
+the client's own v_k: after each of its SGD steps v <- v - lr * proximal * (v - w_t). Clients that are not
+visited keep a stale v_k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from fedspa.errors import UserError, check_range
+from fedspa.masks.packed import PackedMask
+from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit, VisitSize
+from fedspa.records import Costs
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedspa.masks.base import MaskSearcher
+
+
+@dataclass(kw_only=True)
+class Ditto(Method):
+    """Its personal model is v_k; its local one the shared branch after the client's epochs."""
+
+    weighting: str = "samples"
+    shared_epochs: int = 2
+    """Epochs on the shared branch; with the personal ones they make up a visit (training.epochs is not used)."""
+    personal_epochs: int = 3
+    proximal: float = 0.5
+    """lambda: strength of the pull towards the round's starting weights."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("method.shared_epochs", self.shared_epochs, low=0)
+        check_range("method.personal_epochs", self.personal_epochs, low=0)
+        check_range("method.proximal", self.proximal, low=0)
+        if self.shared_epochs + self.personal_epochs == 0:
+            raise UserError("method.shared_epochs and method.personal_epochs are both 0: one must be at least 1.")
+
+    def first_state(self, client: int, origin: Origin) -> torch.Tensor:
+        return origin.weights
+
+    def visit(self, task: ClientTask) -> Visit:
+        from fedspa.local_training import Pull
+
+        shared = task.train(task.weights, self.shared_epochs, source=task.generator("shared_batches"))
+        pull = Pull(task.weights, self.proximal)
+        personal = task.train(task.own_weights, self.personal_epochs, pull=pull)
+        branches = [branch for branch in (shared, personal) if branch.samples]
+        samples = sum(branch.samples for branch in branches)
+        return Visit(
+            update=task.weights - shared.weights,
+            state=personal.weights,
+            local=shared.weights,
+            loss=sum(branch.loss * branch.samples for branch in branches) / samples,
+            samples=samples,
+            costs=self.visit_costs(task.size(), None),
+        )
+
+    def visit_costs(self, size: VisitSize, searcher: MaskSearcher | None) -> Costs:
+        network = size.network
+        samples = size.training.samples(size.rows, self.shared_epochs + self.personal_epochs)
+        return Costs(
+            train_flops=network.training_flops(None, samples),
+            down_bytes=network.value_bytes(None),
+            up_bytes=network.value_bytes(None),
+        )
+
+    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
+        """v_k, whatever the server's weights have become."""
+        assert not isinstance(state, PackedMask) and state is not None
+        return state

@@ -1,0 +1,40 @@
+"""Local: every client trains a model of its own from the same start; nothing is ever sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from fedspa.methods.base import ClientTask, Method, Origin, Visit, VisitSize
+from fedspa.records import Costs
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedspa.masks.base import MaskSearcher
+
+
+@dataclass(kw_only=True)
+class Local(Method):
+    """The sampled clients train on; there is no server's model and no traffic."""
+
+    weighting: str = "uniform"
+
+    kinds: ClassVar[tuple[str, ...]] = ("local",)
+
+    def first_state(self, client: int, origin: Origin) -> torch.Tensor:
+        return origin.weights
+
+    def visit(self, task: ClientTask) -> Visit:
+        trained = task.train(task.own_weights, task.training.epochs)
+        return Visit(
+            update=None,
+            state=trained.weights,
+            local=trained.weights,
+            loss=trained.loss,
+            samples=trained.samples,
+            costs=self.visit_costs(task.size(), None),
+        )
+
+    def visit_costs(self, size: VisitSize, searcher: MaskSearcher | None) -> Costs:
+        return Costs(train_flops=size.network.training_flops(None, size.training.samples(size.rows)))

@@ -1,0 +1,72 @@
+"""Subsampling (Konecny et al., 2016): FedAvg whose clients send a random part of their update.
+
+The mask is drawn anew for every uplink and travels as its seed; the downlink is dense.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from fedspa.errors import check_range
+from fedspa.masks.select import smallest
+from fedspa.methods.base import ClientTask, Method, Visit, VisitSize
+from fedspa.records import Costs
+
+if TYPE_CHECKING:
+    from fedspa.masks.base import MaskSearcher
+
+SEED_BYTES = 8
+"""The mask of an uplink travels as the seed that draws it."""
+
+
+@dataclass(kw_only=True)
+class Subsampling(Method):
+    """Compresses the uplink; trains the dense model."""
+
+    weighting: str = "samples"
+    keep_rate: float = 0.5
+    """Share of the update's coordinates that are sent."""
+    rescale: bool = False
+    """Whether the sent part is divided by keep_rate, which makes it unbiased; without it the server's steps
+    are shorter, as the published slowdown suggests."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("global", "local")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("method.keep_rate", self.keep_rate, low=0, high=1, low_open=True)
+
+    def visit(self, task: ClientTask) -> Visit:
+        trained = task.train(task.weights, task.training.epochs)
+        sent = self._mask(task)
+        update = sent * (task.weights - trained.weights)
+        return Visit(
+            update=update / self.keep_rate if self.rescale else update,
+            holds=sent,
+            local=trained.weights,
+            loss=trained.loss,
+            samples=trained.samples,
+            costs=self.visit_costs(task.size(), None),
+        )
+
+    def _mask(self, task: ClientTask) -> torch.Tensor:
+        """Exactly round(keep_rate x total) random coordinates, so that every uplink has the same length."""
+        total = len(task.weights)
+        kept = smallest(torch.rand(total, generator=task.generator("uplink_mask")), self._kept(total))
+        return kept.to(task.weights)
+
+    def _kept(self, total: int) -> int:
+        return round(self.keep_rate * total)
+
+    def visit_costs(self, size: VisitSize, searcher: MaskSearcher | None) -> Costs:
+        network = size.network
+        partial = self.keep_rate < 1 and network.convention != "paper"
+        return Costs(
+            train_flops=network.training_flops(None, size.training.samples(size.rows)),
+            down_bytes=network.value_bytes(None),
+            up_bytes=4 * self._kept(network.parameters),
+            mask_bytes=SEED_BYTES if partial else 0,
+        )

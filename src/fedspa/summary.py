@@ -1,0 +1,92 @@
+"""The one page that a run ends with: summary.json, and the accuracies that it is made of."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from statistics import fmean
+from typing import Any
+
+from fedspa.clock import PHASES
+from fedspa.records import KINDS, RoundRecord, RunInfo, Spread
+
+ACCURACY = "accuracy"
+"""The metric that summaries and tables are about; every run has it."""
+
+
+def mean_spread(spreads: Sequence[Spread]) -> Spread:
+    """The field-wise mean over rounds; the clients are those of the last one."""
+    means = {f.name: fmean(getattr(s, f.name) for s in spreads) for f in fields(Spread)}
+    return Spread(**(means | {"clients": spreads[-1].clients}))
+
+
+class History:
+    """Gathers from the rounds what the summary needs."""
+
+    def __init__(self, targets: Sequence[float], final_rounds: int) -> None:
+        """`targets`: accuracies in percent; `final_rounds`: how many last tested rounds make the final score."""
+        self._targets = tuple(targets)
+        self._final: deque[dict[str, Spread]] = deque(maxlen=final_rounds)
+        self._reached: dict[str, dict[float, int | None]] = {}
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._samples = 0
+        self._last: RoundRecord | None = None
+
+    def add(self, record: RoundRecord) -> None:
+        """Take note of one round."""
+        self._last = record
+        self._samples += record.samples
+        for phase, seconds in record.seconds.items():
+            self._seconds[phase] += seconds
+        if not record.scores:
+            return
+        accuracy = {kind: by_metric[ACCURACY] for kind, by_metric in record.scores.items()}
+        self._final.append(accuracy)
+        for kind, spread in accuracy.items():
+            reached = self._reached.setdefault(kind, dict.fromkeys(self._targets))
+            for target, round in reached.items():
+                if round is None and spread.mean >= target:
+                    reached[target] = record.round
+
+    def summary(self, info: RunInfo, finetuned: Spread | None, total_seconds: float) -> dict[str, Any]:
+        """The summary of a finished run; accuracies in percent, traffic in bytes, by kind of model."""
+        last = self._last
+        assert last is not None
+        final: dict[str, Spread | None] = {
+            kind: mean_spread([spreads[kind] for spreads in self._final]) for kind in self._final[-1]
+        }
+        final["finetuned"] = finetuned
+        costs, dense = last.total_costs, last.dense_costs
+        training_seconds = self._seconds["train"]
+        accuracy = {kind: final.get(kind) for kind in KINDS}
+        return {
+            **{part: info.names[part] for part in ("method", "mask", "dataset", "model", "partition")},
+            "sparsity": info.sparsity,
+            "seed": info.seed,
+            "rounds": info.rounds,
+            "clients": len(info.label_counts),
+            "accuracy": {kind: asdict(spread) if spread else None for kind, spread in accuracy.items()},
+            "rounds_to_accuracy": {
+                kind: {f"{target:g}": round for target, round in reached.items()}
+                for kind, reached in self._reached.items()
+            },
+            "traffic_bytes": {
+                "down": costs.down_bytes,
+                "up": costs.up_bytes,
+                "masks": costs.mask_bytes,
+                "total": costs.traffic_bytes,
+                "dense_total": dense.traffic_bytes,
+            },
+            "flops": {
+                "train": costs.train_flops,
+                "search": costs.search_flops,
+                "total": costs.flops,
+                "dense_total": dense.flops,
+            },
+            "seconds": {**self._seconds, "total": total_seconds},
+            "samples_per_s": self._samples / training_seconds if training_seconds else None,
+            "config_hash": info.config_hash,
+            "partition_hash": info.partition_hash,
+            "version": info.version,
+        }

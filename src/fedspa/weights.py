@@ -1,0 +1,67 @@
+"""Where each parameter tensor of a network lies in one flat vector.
+
+The whole framework speaks of weights, gradients, updates and masks as flat vectors of one length; only
+the network itself sees shaped tensors, and they are views.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class ParameterSpace:
+    """Names and shapes of the parameter tensors, in the order in which they lie in the flat vector."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, network: torch.nn.Module) -> ParameterSpace:
+        """The space of a network's parameters, in `named_parameters` order."""
+        named = list(network.named_parameters())
+        return cls(tuple(name for name, _ in named), tuple(tuple(p.shape) for _, p in named))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of parameters of each tensor."""
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def total(self) -> int:
+        """Length of the flat vector."""
+        return sum(self.sizes)
+
+    def split(self, vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The flat pieces of a vector [total], one view a tensor."""
+        return torch.split(vector, self.sizes)
+
+    def items(self, vector: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and shaped view of each tensor in a vector [total]."""
+        for name, shape, piece in zip(self.names, self.shapes, self.split(vector), strict=True):
+            yield name, piece.view(shape)
+
+    def count(self, mask: torch.Tensor) -> tuple[int, ...]:
+        """Active parameters of each tensor under a mask [total] of zeros and ones."""
+        return tuple(int(piece.count_nonzero()) for piece in self.split(mask))
+
+
+def bind(network: torch.nn.Module) -> torch.nn.Parameter:
+    """Lay the network's parameters and gradients out as views of one flat parameter, and return it.
+
+    Whoever writes into the flat parameter or its `.grad` writes into the network, and the other way round:
+    backward accumulates in place, so a step costs one kernel on the flat vector instead of one a tensor.
+    """
+    space = ParameterSpace.of(network)
+    with torch.no_grad():
+        flat = torch.nn.Parameter(torch.cat([p.detach().reshape(-1) for p in network.parameters()]))
+        flat.grad = torch.zeros_like(flat)
+        views = zip(network.parameters(), space.items(flat.detach()), space.items(flat.grad), strict=True)
+        for parameter, (_, weight), (_, gradient) in views:
+            parameter.data = weight
+            parameter.grad = gradient
+    return flat
