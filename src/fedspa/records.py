@@ -18,6 +18,9 @@ local: the client's weights right after its last local training. finetuned: a co
 weights, trained by the client once more at the end of the run.
 """
 
+PHASES = ("train", "search", "evaluate", "aggregate", "total")
+"""The parts of a round whose wall-clock seconds are kept; total is the whole round."""
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -68,7 +71,9 @@ class RoundRecord:
     dense_costs: Costs
     scores: dict[str, dict[str, Spread]]
     extras: dict[str, float]
+    """What only this method or mask has to tell, by the names in `RunInfo.extras`."""
     seconds: dict[str, float]
+    """Wall-clock seconds by the names in `PHASES`; a phase that did not happen may be left out."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,14 @@ class RunInfo:
     classes: int
     label_counts: np.ndarray
     """int64 [clients, classes]: the training images of each class that each client holds."""
+    partition_rows: list[np.ndarray]
+    """int64 rows of the training set that each client holds, its validation rows included."""
+    kinds: tuple[str, ...]
+    """The kinds of model that the method's rounds can test, in the order of `KINDS`."""
+    metrics: tuple[str, ...]
+    """The scores of each kind; accuracy is one of them."""
+    extras: tuple[str, ...] = ()
+    """Names that `RoundRecord.extras` may hold, such as prune_rate."""
 
 
 @dataclass(frozen=True)

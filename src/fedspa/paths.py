@@ -1,0 +1,13 @@
+"""Where the project lies, whatever the current directory is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def project_root() -> Path:
+    """The clone that this file belongs to (it has conf/ and pyproject.toml), else the current directory."""
+    for folder in Path(__file__).resolve().parents:
+        if (folder / "conf").is_dir() and (folder / "pyproject.toml").is_file():
+            return folder
+    return Path.cwd()

@@ -1,0 +1,192 @@
+"""A run on the terminal: a live bar where there is one, a line now and then where there is none, a table at the end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from fedspa.records import KINDS, RoundRecord, RunInfo, RunResult
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WINDOW = 20
+"""Rounds over which the speed is taken."""
+LINE_SHARE, LINE_SECONDS = 0.05, 10.0
+"""Without a terminal: a line each 5 % of the rounds, or each 10 s, whichever comes first."""
+
+
+class ConsoleView:
+    """Shows a run on `file` (standard output by default). Fits into 80 columns."""
+
+    def __init__(self, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        from rich.console import Console
+
+        self._console = Console(file=file, highlight=False, markup=False, emoji=False)
+        self._clock = clock
+        self._live: Any = None
+
+    def start(self, info: RunInfo) -> None:
+        self._info = info
+        self._last: RoundRecord | None = None
+        self._accuracy: dict[str, float] = {}
+        self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._line_round, self._line_time = 0, self._clock()
+        self._say(
+            f"{info.config.get('name', 'run')}: {len(info.label_counts)} clients, {info.rounds} rounds; "
+            "accuracy is the mean over clients, in %",
+            style="bold",
+        )
+        if self._console.is_interactive:
+            from rich.live import Live
+
+            self._live = Live(console=self._console, get_renderable=self._bar, transient=True)
+            self._live.start()
+        else:
+            self._say(self._line_head())
+
+    def round(self, record: RoundRecord) -> None:
+        self._last = record
+        self._recent.append((record.samples, record.seconds.get("total", 0.0)))
+        self._accuracy |= {kind: metrics["accuracy"].mean for kind, metrics in record.scores.items()}
+        if not self._live and self._line_is_due(record.round):
+            self._line_round, self._line_time = record.round, self._clock()
+            self._say(self._line(record))
+
+    def finish(self, result: RunResult) -> None:
+        self._stop()
+        self._console.print()
+        self._console.print(_accuracy_table(result.summary["accuracy"]))
+        self._console.print()
+        self._console.print(_cost_table(result.summary))
+        seconds, speed = result.summary["seconds"]["total"], result.summary["samples_per_s"]
+        self._say(f"\nTook {_duration(seconds)} at {_count(speed)} samples/s.")
+        self._say(f"Everything lies in {_short(self._info.folder)}")
+
+    def abort(self, status: str, reason: str) -> None:
+        self._stop()
+        done = self._last.round if self._last else 0
+        word = "Stopped" if status == "KILLED" else "Failed"
+        self._say(f"\n{word} after {done} of {self._info.rounds} rounds: {reason}", style="bold")
+        self._say(f"What there is lies in {_short(self._info.folder)}")
+
+    def _say(self, text: str, style: str | None = None) -> None:
+        self._console.print(text, style=style, soft_wrap=True)  # never breaks a path in two
+
+    def _stop(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def _line_is_due(self, round: int) -> bool:
+        enough_rounds = round - self._line_round >= LINE_SHARE * self._info.rounds
+        enough_time = self._clock() - self._line_time >= LINE_SECONDS
+        return enough_rounds or enough_time or round == self._info.rounds
+
+    def _line_head(self) -> str:
+        kinds = "".join(f"{kind:>10}" for kind in self._info.kinds)
+        return f"{'round':>11}{kinds}{'samples/s':>11}{'traffic':>10}{'time left':>11}"
+
+    def _line(self, record: RoundRecord) -> str:
+        kinds = "".join(f"{self._score(kind):>10}" for kind in self._info.kinds)
+        traffic = _bytes(record.total_costs.traffic_bytes)
+        progress = f"{record.round}/{self._info.rounds}"
+        return f"{progress:>11}{kinds}{self._speed():>11}{traffic:>10}{self._time_left():>11}"
+
+    def _bar(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        record, rounds = self._last, self._info.rounds
+        done = record.round if record else 0
+        bar = Table.grid(padding=(0, 2), expand=True)
+        bar.add_column(no_wrap=True)
+        bar.add_column(ratio=1)
+        bar.add_column(no_wrap=True)
+        bar.add_row(f"round {done}/{rounds}", ProgressBar(rounds, done), f"{self._time_left()} left")
+        if record is None:
+            return bar
+        scores = "  ".join(f"{kind} {self._score(kind)}" for kind in self._info.kinds)
+        traffic = _bytes(record.total_costs.traffic_bytes)
+        return Group(bar, f"{scores}   {self._speed()} samples/s   {traffic}")
+
+    def _score(self, kind: str) -> str:
+        return f"{self._accuracy[kind]:.1f}" if kind in self._accuracy else "-"
+
+    def _speed(self) -> str:
+        samples, seconds = (sum(column) for column in zip(*self._recent, strict=True))
+        return _count(samples / seconds) if seconds else "-"
+
+    def _time_left(self) -> str:
+        if not self._recent or self._last is None:
+            return "-"
+        a_round = sum(seconds for _, seconds in self._recent) / len(self._recent)
+        return _duration(a_round * (self._info.rounds - self._last.round))
+
+
+def _accuracy_table(accuracy: dict[str, dict[str, float] | None]) -> RenderableType:
+    table = _table("accuracy in %", "mean \u00b1 std", "worst decile", "clients")
+    for kind in KINDS:
+        if spread := accuracy.get(kind):
+            mean = f"{spread['mean']:.2f} \u00b1 {spread['std']:.2f}"
+            table.add_row(kind, mean, f"{spread['worst_decile']:.2f}", f"{spread['clients']:.0f}")
+    return table
+
+
+def _cost_table(summary: dict[str, Any]) -> RenderableType:
+    table = _table("cost", "this run", "dense", "saved")
+    rows: list[tuple[str, str, Callable[[float], str]]] = [
+        ("traffic", "traffic_bytes", _bytes),
+        ("FLOPs", "flops", _flops),
+    ]
+    for title, key, text in rows:
+        total, dense = summary[key]["total"], summary[key]["dense_total"]
+        saved = f"{100 * (1 - total / dense):.1f} %" if dense else "-"
+        table.add_row(title, text(total), text(dense), saved)
+    return table
+
+
+def _table(*titles: str) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in titles:
+        first = title == titles[0]
+        table.add_column(title, justify="left" if first else "right", min_width=15 if first else 13)
+    return table
+
+
+def _bytes(count: float) -> str:
+    """Decimal units, as the paper's GB: 369200000000 is 369.2 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _flops(count: float) -> str:
+    """1.729e16, with the exponent as people write it."""
+    mantissa, exponent = f"{count:.3e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _count(value: float) -> str:
+    return f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"
+
+
+def _duration(seconds: float) -> str:
+    """0:07, 12:34 or 2:05:09."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def _short(folder: Path) -> str:
+    """The folder as one would type it from here, where that is shorter."""
+    return min(str(folder.resolve()), os.path.relpath(folder), key=len)

@@ -1,0 +1,43 @@
+"""Several trackers as one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from fedspa.records import RoundRecord, RunInfo, RunResult, Tracker
+
+log = logging.getLogger(__name__)
+
+
+class Trackers:
+    """Hands every call to each tracker, in order; itself a `Tracker`.
+
+    A run's order is its folder, the console, then the loggers of the config: whoever uploads or draws comes
+    after whoever writes.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = list(trackers)
+        self._started: list[Tracker] = []
+
+    def start(self, info: RunInfo) -> None:
+        for tracker in self._trackers:
+            self._started.append(tracker)  # before its start: one that fails half-way must be aborted too
+            tracker.start(info)
+
+    def round(self, record: RoundRecord) -> None:
+        for tracker in self._started:
+            tracker.round(record)
+
+    def finish(self, result: RunResult) -> None:
+        for tracker in self._started:
+            tracker.finish(result)
+
+    def abort(self, status: str, reason: str) -> None:
+        """Abort those that were started. The run has failed already: a tracker that fails now is only logged."""
+        for tracker in self._started:
+            try:
+                tracker.abort(status, reason)
+            except Exception as error:
+                log.warning("%s could not close the run: %s", type(tracker).__name__, error)

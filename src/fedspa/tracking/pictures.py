@@ -1,0 +1,145 @@
+"""Two pictures of a run: who holds which labels (partition.png), and accuracy over the rounds (accuracy.png)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedspa.records import KINDS, RoundRecord, RunInfo, RunResult
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = {"global": "#4c6a92", "personal": "#b5803a", "local": "#5b8a68", "finetuned": "#8b5e83"}
+INK, FAINT = "#3a3a3a", "#d9d9d9"
+
+
+@dataclass(kw_only=True)
+class Pictures:
+    """Draws partition.png before the first round and accuracy.png at the end, however the run ends."""
+
+    name: str = "pictures"
+
+    def start(self, info: RunInfo) -> None:
+        self._info = info
+        self._curves: dict[str, list[tuple[int, float, float]]] = {}
+        _save(partition_picture(info.label_counts), info, "partition.png")
+
+    def round(self, record: RoundRecord) -> None:
+        for kind, metrics in record.scores.items():
+            spread = metrics["accuracy"]
+            self._curves.setdefault(kind, []).append((record.round, spread.mean, spread.std))
+
+    def finish(self, result: RunResult) -> None:
+        if spread := result.summary["accuracy"].get("finetuned"):
+            self._curves["finetuned"] = [(self._info.rounds, spread["mean"], spread["std"])]
+        self._draw_accuracy()
+
+    def abort(self, status: str, reason: str) -> None:
+        self._draw_accuracy()
+
+    def _draw_accuracy(self) -> None:
+        if self._curves:
+            title = str(self._info.config.get("name", "run"))
+            _save(accuracy_picture(self._curves, title), self._info, "accuracy.png")
+
+
+def accuracy_picture(curves: dict[str, list[tuple[int, float, float]]], title: str) -> Figure:
+    """A line a kind of model: mean over clients with a band of one standard deviation, named at its end.
+
+    `curves[kind]` holds (round, mean, std), accuracies in percent. A single point is drawn as a dot.
+    """
+    figure, axes = _figure(7.2, 4.2)
+    ends: list[tuple[float, str]] = []
+    for kind in [kind for kind in KINDS if curves.get(kind)]:
+        rounds, means, stds = (list(column) for column in zip(*curves[kind], strict=True))
+        low = [max(0.0, mean - std) for mean, std in zip(means, stds, strict=True)]
+        high = [min(100.0, mean + std) for mean, std in zip(means, stds, strict=True)]
+        axes.fill_between(rounds, low, high, color=COLORS[kind], alpha=0.12, linewidth=0)
+        axes.plot(rounds, means, color=COLORS[kind], linewidth=1.8, marker="o" if len(rounds) == 1 else None)
+        ends.append((means[-1], kind))
+    last = max(points[-1][0] for points in curves.values())
+    axes.set_xlim(min(points[0][0] for points in curves.values()) - 0.5, last + 0.5)
+    axes.set_ylim(0, 100)
+    for height, (mean, kind) in zip(_spread_out([mean for mean, _ in sorted(ends)], 5.5), sorted(ends), strict=True):
+        axes.annotate(
+            f"{kind} {mean:.1f}", (last, height), xytext=(10, 0), textcoords="offset points",
+            color=COLORS[kind], va="center", fontweight="bold", annotation_clip=False,
+        )  # fmt: skip
+    axes.grid(axis="y", color=FAINT, linewidth=0.6)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("round")
+    _title(axes, title, "accuracy in %, mean over clients; band: one standard deviation between clients")
+    return figure
+
+
+def partition_picture(label_counts: np.ndarray) -> Figure:
+    """A heat map of `label_counts` (int64 [clients, classes]), the size of each client above it."""
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    clients, classes = label_counts.shape
+    width, height = min(4.0 + 0.12 * clients, 12.0), min(2.6 + 0.14 * classes, 7.0)
+    figure, (sizes, cells) = _figure(width, height, rows=[1, 4])
+    sizes.bar(range(clients), label_counts.sum(axis=1), color=COLORS["global"], width=0.8 if clients <= 60 else 1.0)
+    sizes.tick_params(labelbottom=False, bottom=False)
+    sizes.set_ylabel("images")
+    sizes.locator_params(axis="y", nbins=3)
+    sizes.set_ylim(bottom=0)
+
+    # Counts are skewed, so the square root of a count sets its shade; no image at all stays white.
+    shades = LinearSegmentedColormap.from_list("counts", ["#ffffff", "#c3d0e0", COLORS["global"], "#1f2f47"])
+    norm = PowerNorm(0.5, vmin=0, vmax=max(1, label_counts.max()))
+    image = cells.imshow(label_counts.T, aspect="auto", cmap=shades, norm=norm, interpolation="nearest")
+    if classes <= 26:
+        cells.set_yticks(range(classes))
+    for axis in (cells.xaxis, cells.yaxis):
+        if axis is cells.xaxis or classes > 26:
+            axis.get_major_locator().set_params(integer=True)
+    cells.tick_params(length=0)
+    cells.set_xlabel("client")
+    cells.set_ylabel("class")
+    bar = figure.colorbar(image, ax=[sizes, cells], fraction=0.03, pad=0.02, aspect=30)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.ax.tick_params(length=0, colors=INK)
+    _title(sizes, "Who holds which labels", "training images by client and class")
+    return figure
+
+
+def _figure(width: float, height: float, rows: list[int] | None = None) -> Any:
+    """A figure with one axes, or with one below the other in the given heights; it needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    heights = {"height_ratios": rows} if rows else {}
+    axes = figure.subplots(len(rows or [1]), sharex=True, gridspec_kw=heights)
+    for one in figure.axes:
+        one.spines[["top", "right", "left", "bottom"]].set_visible(False)
+        one.tick_params(colors=INK, labelsize=8, length=0)
+        one.xaxis.label.set(color=INK, fontsize=9)
+        one.yaxis.label.set(color=INK, fontsize=9)
+    return figure, axes
+
+
+def _title(axes: Axes, title: str, subtitle: str) -> None:
+    axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=20)
+    axes.annotate(
+        subtitle, (0, 1), xytext=(0, 7), xycoords="axes fraction", textcoords="offset points", color=INK, fontsize=8.5
+    )
+
+
+def _spread_out(heights: list[float], gap: float) -> list[float]:
+    """Ascending label heights pushed apart to at least `gap`, around where they belong, within [0, 100]."""
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + gap) if placed else height)
+    shift = sum(p - h for p, h in zip(placed, heights, strict=True)) / len(heights)
+    shift = max(shift, placed[-1] - 100)
+    return [height - shift for height in placed]
+
+
+def _save(figure: Figure, info: RunInfo, name: str) -> None:
+    figure.savefig(info.folder / name, dpi=150)

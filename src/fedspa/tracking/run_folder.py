@@ -1,0 +1,160 @@
+"""The run's own folder: everything that a run leaves as plain files, whatever else follows it.
+
+| file | when | what |
+|---|---|---|
+| config.yaml | start | the resolved config |
+| partition.json | start | the partition's settings and hash, and the training rows of each client, a line a client |
+| rounds.csv | each round | a row a round; the same run gives the same bytes, so no wall-clock time is in it |
+| timing.csv | each round | seconds by phase |
+| clients.csv | end | a row a client |
+| weights, masks, local_weights.safetensors | end | what there is of them |
+| summary.json | end, last of all | the run in a page; a folder that has it holds a finished run |
+
+Numbers are written with all their digits: read back, they are the same floats.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedspa.errors import UserError
+from fedspa.records import KINDS, PHASES, ClientRow, RoundRecord, RunInfo, RunResult, Spread
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+STATISTICS = tuple(f.name for f in fields(Spread))
+"""How a score is spread over the clients: mean, std, p10, worst_decile, min, max, clients."""
+
+
+class RunFolder:
+    """Writes the files above into `RunInfo.folder`, and refuses a folder that holds a run already."""
+
+    def __init__(self) -> None:
+        self._rounds: _Table | None = None
+        self._timing: _Table | None = None
+
+    def start(self, info: RunInfo) -> None:
+        from omegaconf import OmegaConf
+
+        self._info = info
+        info.folder.mkdir(parents=True, exist_ok=True)
+        if (info.folder / "rounds.csv").exists():
+            raise UserError(
+                f"hydra.run.dir={info.folder} holds a run already (rounds.csv): "
+                "it must be a new folder, or that run must be moved away."
+            )
+        self._rounds = _Table(info.folder / "rounds.csv", _round_columns(info))
+        self._timing = _Table(info.folder / "timing.csv", ["round", *(f"{phase}_s" for phase in PHASES)])
+        (info.folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(info.config)))
+        (info.folder / "partition.json").write_text(_partition_json(info))
+
+    def round(self, record: RoundRecord) -> None:
+        assert self._rounds and self._timing
+        self._rounds.write(_round_row(record))
+        seconds = {f"{phase}_s": value for phase, value in record.seconds.items()}
+        self._timing.write({"round": record.round, **seconds})
+
+    def finish(self, result: RunResult) -> None:
+        self._close()
+        folder = self._info.folder
+        kinds = [kind for kind in KINDS if any(kind in client.scores for client in result.clients)]
+        clients = _Table(folder / "clients.csv", _client_columns(kinds, self._info.classes))
+        for client in result.clients:
+            clients.write(_client_row(client, self._info.label_counts[client.client]))
+        clients.close()
+        for name in ("weights", "masks", "local_weights"):
+            if tensors := getattr(result, name):
+                _save_tensors(folder / f"{name}.safetensors", tensors, self._info.config_hash)
+        (folder / "summary.json").write_text(json.dumps(result.summary, indent=2) + "\n")
+
+    def abort(self, status: str, reason: str) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for table in (self._rounds, self._timing):
+            if table:
+                table.close()
+
+
+class _Table:
+    """A CSV file with fixed columns. A missing value is blank; an unknown column is an error."""
+
+    def __init__(self, path: Path, columns: Iterable[str]) -> None:
+        self._file = path.open("w", newline="")
+        self._writer = csv.DictWriter(self._file, list(columns), lineterminator="\n")
+        self._writer.writeheader()
+        self._file.flush()
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self._writer.writerow(row)  # floats as repr, None as blank
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _round_columns(info: RunInfo) -> list[str]:
+    return [
+        *("round", "participants", "learning_rate", "loss", "samples"),
+        *("train_flops", "search_flops", "down_bytes", "up_bytes", "mask_bytes"),
+        *("total_flops", "total_traffic_bytes"),
+        *info.extras,
+        *(f"{k}_{m}_{s}" for k in info.kinds for m in info.metrics for s in STATISTICS),
+    ]
+
+
+def _round_row(record: RoundRecord) -> dict[str, Any]:
+    return {
+        "round": record.round,
+        "participants": len(record.participants),
+        "learning_rate": record.learning_rate,
+        "loss": record.loss,
+        "samples": record.samples,
+        **{f.name: getattr(record.costs, f.name) for f in fields(record.costs)},
+        "total_flops": record.total_costs.flops,
+        "total_traffic_bytes": record.total_costs.traffic_bytes,
+        **record.extras,
+        **{
+            f"{kind}_{metric}_{statistic}": getattr(spread, statistic)
+            for kind, spreads in record.scores.items()
+            for metric, spread in spreads.items()
+            for statistic in STATISTICS
+        },
+    }
+
+
+def _client_columns(kinds: Iterable[str], classes: int) -> list[str]:
+    return [
+        *("client", "train_size", "val_size", "test_size", "visits", "density"),
+        *(f"{kind}_accuracy" for kind in kinds),
+        *(f"label_{label}" for label in range(classes)),
+    ]
+
+
+def _client_row(client: ClientRow, label_counts: np.ndarray) -> dict[str, Any]:
+    facts = {f.name: getattr(client, f.name) for f in fields(client) if f.name != "scores"}
+    scores = {f"{kind}_accuracy": score for kind, score in client.scores.items()}
+    return {**facts, **scores, **{f"label_{label}": int(count) for label, count in enumerate(label_counts)}}
+
+
+def _partition_json(info: RunInfo) -> str:
+    """JSON with a line a client: a diff of two partitions shows the clients that differ."""
+    head = {"hash": info.partition_hash, "seed": info.seed, "settings": info.config.get("partition", {})}
+    clients = ",\n".join(json.dumps(rows.tolist(), separators=(",", ":")) for rows in info.partition_rows)
+    return f'{json.dumps(head)[:-1]}, "train_rows": [\n{clients}\n]}}\n'
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], config_hash: str) -> None:
+    from safetensors.torch import save_file
+
+    # Copies: the parameters are views of one vector, and safetensors refuses tensors that share memory.
+    # One key of metadata: several are written in a random order, and the same run must give the same bytes.
+    own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    save_file(own, path, metadata={"config_hash": config_hash})
