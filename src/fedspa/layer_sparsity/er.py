@@ -1,0 +1,17 @@
+"""ER: densities in proportion to an Erdos-Renyi graph's (Mocanu et al. 2018), blind to kernel sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from fedspa.layer_sparsity.erk import ErdosRenyiKernel
+
+
+@dataclass(kw_only=True)
+class ErdosRenyi(ErdosRenyiKernel):
+    """As ERK, with raw from the numbers of outputs and inputs alone."""
+
+    def raw(self, shape: tuple[int, ...]) -> Fraction:
+        """(outputs + inputs) / (outputs x inputs); 1 for tensors of fewer than two dimensions."""
+        return Fraction(shape[0] + shape[1], shape[0] * shape[1]) if len(shape) >= 2 else Fraction(1)

@@ -1,0 +1,47 @@
+"""VGG11 with GroupNorm, the paper's network for CIFAR-10 (9,231,114 parameters there)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fedspa.models.image_size import check_image_size
+
+WIDTHS = (64, 128, 256, 256, 512, 512, 512, 512)
+POOLED = (1, 2, 4, 6, 8)
+"""The convolutions, counted from 1, that a max-pooling by 2 follows."""
+
+
+class VGG11(nn.Module):
+    """Eight times conv 3 x 3 with bias, GroupNorm(32), ReLU, with five poolings; one linear layer.
+
+    Convolutions start Kaiming-normal by fan-out, the linear layer N(0, 0.01), biases 0. ReLU comes after
+    max-pooling where there is one: the same function, a quarter of the work. What the poolings leave of images
+    larger than 32 x 32 is averaged.
+    """
+
+    def __init__(self, channels: int, image_size: int, classes: int) -> None:
+        super().__init__()
+        check_image_size("vgg11", image_size, 32, "its five poolings by 2 leave nothing of them")
+        self.features = nn.Sequential()
+        inputs = channels
+        for number, width in enumerate(WIDTHS, start=1):
+            self.features.add_module(f"conv{number}", nn.Conv2d(inputs, width, 3, padding=1))
+            self.features.add_module(f"norm{number}", nn.GroupNorm(32, width))
+            if number in POOLED:
+                self.features.add_module(f"pool{number}", nn.MaxPool2d(2))
+            self.features.add_module(f"relu{number}", nn.ReLU(inplace=True))
+            inputs = width
+        self.classifier = nn.Linear(inputs, classes)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for layer in self.features:
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+                nn.init.zeros_(layer.bias)
+        nn.init.normal_(self.classifier.weight, std=0.01)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(images).mean((2, 3)))
