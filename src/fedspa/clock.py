@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PHASES = ("train", "search", "evaluate", "aggregate")
+from fedspa.records import PHASES
 
 
 class Clock:

@@ -14,6 +14,7 @@ from fedspa.engine import EagerEngine
 from fedspa.errors import UserError
 from fedspa.evaluation import Evaluator, Scores, spread
 from fedspa.masks.base import MaskSearcher
+from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.merge import Merge
@@ -39,8 +40,6 @@ class FederationState:
     clients: dict[int, ClientState] = field(default_factory=dict)
     """States of the clients that were visited or tested; the others have their method's first state."""
     visits: dict[int, int] = field(default_factory=dict)
-    densities: dict[int, float] = field(default_factory=dict)
-    """Share of the parameters that a visited client trained last."""
     costs: Costs = field(default_factory=Costs)
     dense_costs: Costs = field(default_factory=Costs)
     """What the same visits would have cost FedAvg."""
@@ -62,19 +61,20 @@ class FederatedLoop:
         searcher: MaskSearcher | None,
         engine: EagerEngine,
         network: NetworkCosts,
-        evaluator: Evaluator,
+        evaluators: Sequence[Evaluator],
         origin: Origin,
         client_rows: Sequence[np.ndarray],
         on_visit: Callable[[int, Visit], None] = lambda client, visit: None,
     ) -> None:
         """
         Args:
+            evaluators: one a set of test images; their metrics have different names.
             client_rows: int64, the training rows of each client.
             on_visit: sees every visit before it is forgotten, in client order.
         """
         self._seed, self._federation, self._training, self._evaluation = seed, federation, training, evaluation
         self._method, self._searcher, self._engine, self._network = method, searcher, engine, network
-        self._evaluator, self._origin, self._on_visit = evaluator, origin, on_visit
+        self._evaluators, self._origin, self._on_visit = evaluators, origin, on_visit
         self._client_rows = client_rows
         self._dense = FedAvg(name="fedavg")  # what the same visits would have cost
         self.state = FederationState(weights=origin.weights)
@@ -82,7 +82,10 @@ class FederatedLoop:
     def rounds(self) -> Iterator[RoundRecord]:
         """Run the rounds that are left, one for each item taken."""
         while self.state.round < self._federation.rounds:
-            yield self._round()
+            clock = Clock()
+            with clock("total"):
+                record = self._round(clock)
+            yield record
 
     def client_state(self, client: int) -> ClientState:
         """What is remembered of a client; made on first demand."""
@@ -90,8 +93,13 @@ class FederatedLoop:
             self.state.clients[client] = self._method.first_state(client, self._origin)
         return self.state.clients[client]
 
-    def _round(self) -> RoundRecord:
-        state, clock, t = self.state, Clock(), self.state.round
+    def density(self, client: int) -> float:
+        """Share of the parameters that the client's mask keeps active; 1 where it has none."""
+        state = self.client_state(client)
+        return state.density if isinstance(state, PackedMask) else 1.0
+
+    def _round(self, clock: Clock) -> RoundRecord:
+        state, t = self.state, self.state.round
         federation = self._federation
         participants = sample_clients(self._seed, t, federation.clients, federation.clients_per_round)
 
@@ -167,11 +175,10 @@ class FederatedLoop:
         state = self.state
         state.clients[client] = visit.state
         state.visits[client] = state.visits.get(client, 0) + 1
-        state.densities[client] = visit.density
         self._on_visit(client, visit)
         if "local" in self._method.kinds:
             with clock("evaluate"):
-                scores = self._evaluator.one(visit.local, [client])
+                scores = self._score_one(visit.local, [client])
             for metric, values in scores.items():
                 unknown = np.full(self._federation.clients, np.nan)
                 state.scores.setdefault("local", {}).setdefault(metric, unknown)[client] = values[0]
@@ -182,16 +189,28 @@ class FederatedLoop:
         weights = self.state.weights
         with clock("evaluate"):
             if "global" in self._method.kinds:
-                self.state.scores["global"] = self._evaluator.one(weights, everyone)
+                self.state.scores["global"] = self._score_one(weights, everyone)
             if "personal" in self._method.kinds:
                 states = [self.client_state(client) for client in everyone]
-                self.state.scores["personal"] = self._evaluator.personal(self._method, weights, states)
+                self.state.scores["personal"] = {
+                    metric: values
+                    for evaluator in self._evaluators
+                    for metric, values in evaluator.personal(self._method, weights, states).items()
+                }
+
+    def _score_one(self, weights: torch.Tensor, clients: Sequence[int]) -> Scores:
+        """Scores of one model [total] for each of `clients`, on every set of test images."""
+        return {
+            metric: values
+            for evaluator in self._evaluators
+            for metric, values in evaluator.one(weights, clients).items()
+        }
 
     def finetune(self, epochs: int) -> Scores:
         """Scores after every client trained a copy of the final global weights once more, by metric."""
         final_round = self.state.round
         by_client = [
-            self._evaluator.one(
+            self._score_one(
                 self._engine.train(
                     self.state.weights,
                     torch.from_numpy(rows),

@@ -21,6 +21,9 @@ weights, trained by the client once more at the end of the run.
 PHASES = ("train", "search", "evaluate", "aggregate", "total")
 """The parts of a round whose wall-clock seconds are kept; total is the whole round."""
 
+SEED_BYTES = 8
+"""A random mask travels as the seed that draws it."""
+
 
 @dataclass(frozen=True)
 class Costs:

@@ -8,8 +8,7 @@ from dataclasses import asdict, fields
 from statistics import fmean
 from typing import Any
 
-from fedspa.clock import PHASES
-from fedspa.records import KINDS, RoundRecord, RunInfo, Spread
+from fedspa.records import KINDS, PHASES, RoundRecord, RunInfo, Spread
 
 ACCURACY = "accuracy"
 """The metric that summaries and tables are about; every run has it."""

@@ -21,6 +21,11 @@ class PackedMask:
         """Pack a mask [length] of zeros and ones, of any dtype and on any device."""
         return cls(torch.from_numpy(np.packbits(mask.bool().cpu().numpy())), mask.numel())
 
+    @property
+    def density(self) -> float:
+        """Share of the parameters that are active."""
+        return int(np.bitwise_count(self.bits.numpy()).sum()) / self.length
+
     def unpack(self, like: torch.Tensor) -> torch.Tensor:
         """The mask [length] as zeros and ones, in the dtype and on the device of `like`.
 

@@ -127,8 +127,6 @@ class Visit:
     """What is remembered until the client's next visit."""
     local: torch.Tensor
     """The client's weights [total] right after its local training."""
-    density: float = 1.0
-    """Share of the parameters that the client trained."""
     loss: float
     """Mean over the samples trained on."""
     samples: int

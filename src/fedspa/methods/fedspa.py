@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 from fedspa.masks.base import MaskSearcher, SearchInput
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit, VisitSize
-from fedspa.records import Costs
+from fedspa.records import SEED_BYTES, Costs
 
 if TYPE_CHECKING:
     import torch
 
-SEED_BYTES = 8
-"""A first mask travels as the seed that draws it."""
 
 
 @dataclass(kw_only=True)
@@ -58,7 +56,6 @@ class FedSpa(Method):
             holds=mask,
             state=next_state,
             local=trained.weights,
-            density=sum(active) / len(mask),
             loss=trained.loss,
             samples=trained.samples,
             costs=self.visit_costs(task.size(active), searcher),

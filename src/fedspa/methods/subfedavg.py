@@ -75,7 +75,6 @@ class SubFedAvg(Method):
             holds=next_mask,
             state=PackedMask.pack(next_mask) if adopted else task.own_mask,
             local=last.weights,
-            density=sum(active) / space.total,
             loss=(first.loss * first.samples + (last.loss * last.samples if last is not first else 0.0)) / samples,
             samples=samples,
             costs=self.visit_costs(size, None)

@@ -13,13 +13,11 @@ import torch
 from fedspa.errors import check_range
 from fedspa.masks.select import smallest
 from fedspa.methods.base import ClientTask, Method, Visit, VisitSize
-from fedspa.records import Costs
+from fedspa.records import SEED_BYTES, Costs
 
 if TYPE_CHECKING:
     from fedspa.masks.base import MaskSearcher
 
-SEED_BYTES = 8
-"""The mask of an uplink travels as the seed that draws it."""
 
 
 @dataclass(kw_only=True)
