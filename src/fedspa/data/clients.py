@@ -1,0 +1,98 @@
+"""Which rows each client trains, validates and tests on. A client is lists of row numbers, nothing more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedspa.data.source import ImageData, ImageSource
+from fedspa.errors import UserError
+from fedspa.partition.base import Partition, label_counts
+from fedspa.randomness import numpy_generator
+
+
+@dataclass(frozen=True)
+class ClientRows:
+    """Sorted int64 row numbers, one array a client. `train` and `val` index the train split, `test` the test split."""
+
+    train: list[np.ndarray]
+    val: list[np.ndarray]
+    test: list[np.ndarray]
+
+
+def client_rows(
+    data: ImageData, source: ImageSource, partition: Partition, clients: int, seed: int
+) -> ClientRows:
+    """The rows of every client: a pure function of the labels, the settings and the seed.
+
+    Test rows follow the label shares of the client's training rows before its validation rows are taken out,
+    and are drawn for each client on its own, so that two clients may share some.
+    """
+    labels = data.train.labels.numpy()
+    held = partition.split(labels, clients, numpy_generator(seed, "partition"))
+    counts = label_counts(labels, held, source.classes)
+    test_labels = data.test.labels.numpy()
+    test_by_class = [np.flatnonzero(test_labels == label) for label in range(source.classes)]
+    available = np.array([len(rows) for rows in test_by_class])
+
+    rows = ClientRows([], [], [])
+    for client in range(clients):
+        train, val = _hold_out(held[client], source.val_fraction, seed, client)
+        take = _test_counts(counts[client], available, source, client)
+        rng = numpy_generator(seed, "client_test", client=client)
+        drawn = [rng.choice(test_by_class[label], take[label], replace=False) for label in np.flatnonzero(take)]
+        rows.train.append(train)
+        rows.val.append(val)
+        rows.test.append(np.sort(np.concatenate(drawn)))
+    return rows
+
+
+def _hold_out(rows: np.ndarray, fraction: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """Training and validation rows; with a fraction above 0 every client has at least one of each."""
+    if fraction == 0:
+        return rows, rows[:0]
+    if len(rows) < 2:
+        raise UserError(
+            f"dataset.val_fraction={fraction} needs clients of at least 2 training images, but client {client} "
+            f"has {len(rows)}: it must be 0, or fewer clients share the data."
+        )
+    count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
+    shuffled = numpy_generator(seed, "client_val", client=client).permutation(rows)
+    return np.sort(shuffled[count:]), np.sort(shuffled[:count])
+
+
+def _test_counts(counts: np.ndarray, available: np.ndarray, source: ImageSource, client: int) -> np.ndarray:
+    """Test images of each class int [classes] for a client that trains on `counts`."""
+    if source.client_test_rounding == "ceil":
+        shares = -(-counts * source.client_test_images // counts.sum())
+        take = np.minimum(shares, available)
+    else:
+        take = largest_fitting(counts, source.client_test_images, available)
+    if not take.any():
+        raise UserError(
+            f"client {client} gets no test image: the test set has {available[counts.argmax()]} of class "
+            f"{counts.argmax()}, its most frequent one; raise dataset.test_rows."
+        )
+    return take
+
+
+def largest_fitting(counts: np.ndarray, total: int, available: np.ndarray) -> np.ndarray:
+    """`largest_remainder` of the largest number up to `total` that asks of no class more than is available."""
+    # Every size is tried: more images in all can mean fewer of one class (the Alabama paradox).
+    for size in range(total, 0, -1):
+        take = largest_remainder(counts, size)
+        if (take <= available).all():
+            return take
+    return np.zeros_like(counts)
+
+
+def largest_remainder(counts: np.ndarray, total: int) -> np.ndarray:
+    """Share `total` out in proportion to `counts` int [classes], in whole numbers that add up to it.
+
+    Each gets the whole part of its quota, the largest remainders one more; a tie goes to the lower class.
+    """
+    shares, remainders = np.divmod(counts * total, counts.sum())
+    rest = total - shares.sum()
+    shares[np.argsort(-remainders, kind="stable")[:rest]] += 1
+    return shares

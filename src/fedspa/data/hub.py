@@ -1,0 +1,84 @@
+"""Images from the Hugging Face hub by name, or from a folder of Parquet files in the hub's layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedspa.data.parquet import ROWS_AT_ONCE, Shard, decode_shard, first_line, folder_shards
+from fedspa.data.source import ImageSet, ImageSource
+from fedspa.errors import UserError, check_choice
+
+
+@dataclass(kw_only=True)
+class HubImages(ImageSource):
+    """With `path`, a folder read by pyarrow and Pillow alone; without, a download by `datasets`."""
+
+    hub: str
+    """The data set's name on the hub, as uoft-cs/cifar10."""
+    image: str = "image"
+    """The column of the images."""
+    label: str = "label"
+    path: str | None = None
+    """A folder that holds train*.parquet and test*.parquet (see `fedspa.data.parquet`)."""
+    transpose: bool = False
+    """Swap rows and columns of every image: EMNIST is published lying on its side."""
+    label_offset: int | None = 0
+    """Subtracted from every label; null: told from the labels, 1 if they run from 1 to `classes`, 0 if from 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("dataset.channels", str(self.channels), ("1", "3"))
+
+    def read(self, split: str) -> ImageSet:
+        shards = self._folder(split) if self.path else [self._download(split)]
+        rows = self.rows_to_read(split, sum(shard.rows for shard in shards), self.origin)
+        pixels = np.empty((rows, self.image_size, self.image_size, self.channels), dtype=np.uint8)
+        labels = np.empty(rows, dtype=np.int64)
+        first = 0
+        for shard in shards:
+            part = slice(first, first + shard.rows)  # the last one is cut where the arrays end
+            decode_shard(shard, self.image, self.label, pixels[part], labels[part])
+            first += shard.rows
+        return self.image_set(pixels, labels)
+
+    def image_set(self, pixels: np.ndarray, labels: np.ndarray) -> ImageSet:
+        """An image set of pixels uint8 [N, H, W, C] and labels int64 [N] as they are published."""
+        if self.transpose:
+            pixels = np.ascontiguousarray(pixels.transpose(0, 2, 1, 3))
+        images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+        return ImageSet(images, torch.from_numpy(labels - self._offset(labels)))
+
+    @property
+    def origin(self) -> str:
+        """The setting that says where the images come from, for error sentences."""
+        return f"dataset.path={self.path}" if self.path else f"dataset.hub={self.hub}"
+
+    def _offset(self, labels: np.ndarray) -> int:
+        if self.label_offset is not None:
+            return self.label_offset
+        low, high = int(labels.min()), int(labels.max())
+        if low >= 1 and high < self.classes:
+            raise UserError(
+                f"dataset.label_offset=null cannot tell from labels {low} to {high} whether the "
+                f"dataset.classes={self.classes} are counted from 0 or from 1: set it to 0 or 1."
+            )
+        return 1 if low >= 1 and high == self.classes else 0
+
+    def _folder(self, split: str) -> list[Shard]:
+        return folder_shards(Path(self.path or "").expanduser(), split, [self.image, self.label])
+
+    def _download(self, split: str) -> Shard:
+        from datasets import load_dataset
+
+        try:
+            data = load_dataset(self.hub, split=split).with_format("arrow")
+        except Exception as error:  # the network, the hub and the disk fail in many ways
+            raise UserError(
+                f"dataset.hub={self.hub} cannot be had from the Hugging Face hub ({first_line(error)}): check the "
+                f"name and the network, or set dataset.path to a folder with its Parquet files."
+            ) from error
+        return Shard(self.origin, len(data), data.features.arrow_schema, data.iter(ROWS_AT_ONCE))

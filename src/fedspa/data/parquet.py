@@ -1,0 +1,145 @@
+"""Encoded images in Arrow tables, as the Hugging Face hub keeps them: found, checked and decoded.
+
+The layout: files `train*.parquet` and `test*.parquet` in one folder (or in one folder below it, as `data/`),
+possibly in several shards; an image column struct{bytes, path} and an integer label column.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedspa.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+ROWS_AT_ONCE = 1000
+
+COLOUR_MODES = {1: ("1", "L"), 3: ("1", "L", "P", "RGB")}
+"""Pillow's image modes that turn into so many channels without loss."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One table of encoded images. `tables` yields it in pieces, in row order."""
+
+    where: str
+    rows: int
+    schema: pa.Schema
+    tables: Iterable[pa.Table | pa.RecordBatch]
+
+
+def folder_shards(folder: Path, split: str, columns: list[str]) -> list[Shard]:
+    """The shards of one split of a folder, in the order of their names. Raises `UserError` if it has none."""
+    if not folder.is_dir():
+        raise UserError(f"dataset.path={folder} is no folder: it must hold train*.parquet and test*.parquet.")
+    found = {name: _files(folder, name) for name in ("train", "test")}
+    if not found[split]:
+        held = ", ".join(f"{name}*.parquet" for name, files in found.items() if files) or "no such file at all"
+        raise UserError(
+            f"dataset.path={folder} has no {split} split: it must hold {split}*.parquet, directly or in one "
+            f"folder below it, and holds {held}."
+        )
+    if len({file.parent for file in found[split]}) > 1:
+        raise UserError(
+            f"dataset.path={folder} has {split}*.parquet in more than one folder below it: name one of them."
+        )
+    return [_open(file, columns) for file in found[split]]
+
+
+def _files(folder: Path, split: str) -> list[Path]:
+    return sorted(folder.glob(f"{split}*.parquet")) or sorted(folder.glob(f"*/{split}*.parquet"))
+
+
+def _open(file: Path, columns: list[str]) -> Shard:
+    import pyarrow.parquet as pq
+
+    try:
+        parquet = pq.ParquetFile(file)
+    except Exception as error:
+        raise UserError(f"{file} is no readable Parquet file ({first_line(error)}).") from error
+    return Shard(str(file), parquet.metadata.num_rows, parquet.schema_arrow, _batches(parquet, file, columns))
+
+
+def _batches(parquet: pq.ParquetFile, file: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    row = 0
+    try:
+        for batch in parquet.iter_batches(ROWS_AT_ONCE, columns=columns):
+            yield batch
+            row += len(batch)
+    except (OSError, ValueError) as error:  # Arrow's own errors are of these two kinds
+        raise UserError(
+            f"{file} is corrupt somewhere from row {row} (from 0) on ({first_line(error)})."
+        ) from error
+
+
+def decode_shard(
+    shard: Shard, image: str, label: str, pixels: np.ndarray, labels: np.ndarray
+) -> None:
+    """Decode the first rows of a shard into `pixels` uint8 [n, H, W, C] and `labels` int64 [n], in place.
+
+    One thread: Pillow's short calls on small images fight for the interpreter's lock, and two threads take
+    twice as long as one.
+    """
+    _check_columns(shard, image, label)
+    row = 0
+    for table in shard.tables:
+        for cell, number in zip(table.column(image).to_pylist(), table.column(label).to_pylist(), strict=True):
+            if row == len(labels):
+                return
+            try:
+                pixels[row] = decode_image(cell and cell["bytes"], pixels.shape[1], pixels.shape[3])
+            except Exception as error:  # Pillow raises of many kinds on broken bytes
+                raise UserError(
+                    f"{shard.where} has a broken image in row {row} (from 0): {first_line(error)}."
+                ) from error
+            if number is None:
+                raise UserError(f"{shard.where} has no label in row {row} (from 0).")
+            labels[row] = number
+            row += 1
+    if row < len(labels):
+        raise UserError(f"{shard.where} ends after {row} of the {shard.rows} rows that it declares.")
+
+
+def _check_columns(shard: Shard, image: str, label: str) -> None:
+    import pyarrow as pa
+
+    for setting, column in (("image", image), ("label", label)):
+        if column not in shard.schema.names:
+            raise UserError(
+                f"dataset.{setting}={column} is no column of {shard.where}: {nearest(column, shard.schema.names)}."
+            )
+    kind = shard.schema.field(image).type
+    if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+        raise UserError(f"dataset.image={image} of {shard.where} is {kind}: it must be struct{{bytes, path}}.")
+    if not pa.types.is_integer(shard.schema.field(label).type):
+        raise UserError(
+            f"dataset.label={label} of {shard.where} is {shard.schema.field(label).type}: it must be an integer."
+        )
+
+
+def decode_image(encoded: bytes | None, side: int, channels: int) -> np.ndarray:
+    """One encoded image as uint8 [side, side, channels]. Raises `ValueError`, or whatever Pillow does."""
+    from PIL import Image
+
+    if not encoded:
+        raise ValueError("it holds no bytes")
+    with Image.open(io.BytesIO(encoded)) as picture:
+        if picture.size != (side, side):  # known from the header, before memory is taken
+            raise ValueError(f"it is {picture.width} x {picture.height} pixels, dataset.image_size={side}")
+        if picture.mode not in COLOUR_MODES[channels]:
+            raise ValueError(f"its colour mode is {picture.mode}, dataset.channels={channels}")
+        wanted = "L" if channels == 1 else "RGB"
+        return np.asarray(picture if picture.mode == wanted else picture.convert(wanted)).reshape(side, side, -1)
+
+
+def first_line(error: Exception) -> str:
+    """What an exception of another library says, short enough for one sentence of ours."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,157 @@
+"""What every source of images is: declared facts, and a `load` that holds the data to them.
+
+The facts (classes, sizes, channels) stand in the config, so that costs, models and hashes need no data.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+import torch
+
+from fedspa.errors import UserError, check_choice, check_range
+
+SPLITS = ("train", "test")
+
+
+@dataclass(kw_only=True)
+class Augmentation:
+    """Random changes to a training image, in this order; the defaults change nothing."""
+
+    crop_padding: int = 0
+    """Pad with so many black pixels on each side, then crop the original size at random."""
+    flip: bool = False
+    """Mirror left and right with probability 1/2."""
+    cutout: int = 0
+    """After normalising, set a square of this side at a random centre to 0 (DeVries and Taylor, 2017)."""
+
+    def __post_init__(self) -> None:
+        check_range("dataset.augmentation.crop_padding", self.crop_padding, low=0)
+        check_range("dataset.augmentation.cutout", self.cutout, low=0)
+
+    @property
+    def active(self) -> bool:
+        return bool(self.crop_padding or self.flip or self.cutout)
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images uint8 [N, C, H, W] and their labels int64 [N], on the CPU."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """A data set in memory, decoded once. Clients hold row numbers into it, never copies."""
+
+    train: ImageSet
+    test: ImageSet
+
+
+@dataclass(kw_only=True)
+class ImageSource(ABC):
+    """A labelled set of square images in a train and a test split."""
+
+    name: str
+    classes: int
+    channels: int
+    image_size: int
+    """Side of the square images, in pixels."""
+    train_size: int
+    test_size: int
+    mean: list[float]
+    """Of each channel, for pixels in [0, 1]; a single value serves all channels."""
+    std: list[float]
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    train_rows: int | None = None
+    """Use only the first so many training images."""
+    test_rows: int | None = None
+    val_fraction: float = 0.0
+    """Share of each client's own training rows that is held out for validation."""
+    client_test_images: int = 100
+    """Test images of a client, drawn with its own label shares."""
+    client_test_rounding: str = "exact"
+    """exact: that many, by largest remainder. ceil: the share of each class rounded up, as related code does."""
+
+    def __post_init__(self) -> None:
+        check_range("dataset.classes", self.classes, low=2)
+        check_range("dataset.channels", self.channels, low=1)
+        check_range("dataset.image_size", self.image_size, low=1)
+        check_range("dataset.train_size", self.train_size, low=1)
+        check_range("dataset.test_size", self.test_size, low=1)
+        check_range("dataset.train_rows", self.effective_train_size, low=1, high=self.train_size)
+        check_range("dataset.test_rows", self.effective_test_size, low=1, high=self.test_size)
+        check_range("dataset.val_fraction", self.val_fraction, low=0, high=1, high_open=True)
+        check_range("dataset.client_test_images", self.client_test_images, low=1)
+        check_choice("dataset.client_test_rounding", self.client_test_rounding, ("exact", "ceil"))
+        check_range(
+            "dataset.augmentation.crop_padding", self.augmentation.crop_padding, high=self.image_size - 1
+        )
+        for key, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, self.channels):
+                raise UserError(
+                    f"dataset.{key} has {len(values)} values: it must have 1, or one for each of the "
+                    f"dataset.channels={self.channels}."
+                )
+        for value in self.std:
+            check_range("dataset.std", value, low=0, low_open=True)
+
+    @property
+    def effective_train_size(self) -> int:
+        """Training images in use: `train_size`, or what `train_rows` leaves of it."""
+        return self.train_size if self.train_rows is None else self.train_rows
+
+    @property
+    def effective_test_size(self) -> int:
+        """Test images in use."""
+        return self.test_size if self.test_rows is None else self.test_rows
+
+    @abstractmethod
+    def read(self, split: str) -> ImageSet:
+        """The first `rows_to_read` images of "train" or "test". Raises `UserError` where the data is broken."""
+
+    def load(self) -> ImageData:
+        """Both splits, checked against the declared facts; a difference raises `UserError`."""
+        return ImageData(**{split: self._checked(split, self.read(split)) for split in SPLITS})
+
+    def rows_to_read(self, split: str, found: int, where: str) -> int:
+        """How many of the `found` rows of a split are used; refused where they are not what is declared.
+
+        Without a row limit the split must have exactly its declared size, since costs and comparisons rest on
+        it. With one, the split may have any size that holds so many rows. `where` says whose rows they are.
+        """
+        limit = self.train_rows if split == "train" else self.test_rows
+        declared = self.train_size if split == "train" else self.test_size
+        if limit is None and found != declared:
+            raise UserError(
+                f"{where} holds {found} {split} images, but dataset.{split}_size={declared} are declared: "
+                f"set dataset.{split}_size={found} to use them all, or dataset.{split}_rows to use the first ones."
+            )
+        if limit is not None and limit > found:
+            raise UserError(
+                f"dataset.{split}_rows={limit} is more than the {found} {split} images that {where} holds: "
+                f"it must be at most {found}."
+            )
+        return found if limit is None else limit
+
+    def _checked(self, split: str, data: ImageSet) -> ImageSet:
+        facts = (self.channels, self.image_size, self.image_size)
+        if data.images.dtype != torch.uint8 or data.images.shape != (len(data.labels), *facts):
+            raise UserError(
+                f"dataset={self.name} gives {split} images {data.images.dtype} {list(data.images.shape)}: "
+                f"they must be uint8 [{len(data.labels)}, {', '.join(map(str, facts))}]."
+            )
+        bad = torch.nonzero((data.labels < 0) | (data.labels >= self.classes))
+        if len(bad):
+            row = int(bad[0])
+            raise UserError(
+                f"dataset={self.name} has label {int(data.labels[row])} in row {row} (from 0) of its {split} "
+                f"split: with dataset.classes={self.classes} it must be 0 to {self.classes - 1}."
+            )
+        return data

@@ -1,0 +1,1 @@
+"""How the training rows are dealt to the clients: one file a partition."""

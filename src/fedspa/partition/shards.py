@@ -1,0 +1,45 @@
+"""Pathological clients: each knows a few classes only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedspa.errors import UserError, check_range
+from fedspa.partition.base import Partition
+
+
+@dataclass(kw_only=True)
+class Shards(Partition):
+    """Every client holds rows of `classes_per_client` classes; a class is dealt evenly to its holders.
+
+    McMahan et al. (2017) cut the rows, sorted by label, into equal shards and give each client some of them,
+    which may touch further classes at a shard's border. Here the number of classes is kept to, and client
+    sizes differ a little instead.
+    """
+
+    classes_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        check_range("partition.classes_per_client", self.classes_per_client, low=1)
+
+    def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        values = np.unique(labels)
+        if not len(values) <= clients * self.classes_per_client or self.classes_per_client > len(values):
+            raise UserError(
+                f"partition.classes_per_client={self.classes_per_client} does not fit {len(values)} classes and "
+                f"federation.clients={clients}: it must be in [{-(-len(values) // clients)}, {len(values)}]."
+            )
+        holders: list[list[int]] = [[] for _ in values]
+        for client in range(clients):
+            # The classes with the fewest holders so far, in random order among equals.
+            order = np.lexsort((rng.random(len(values)), [len(held) for held in holders]))
+            for column in order[: self.classes_per_client]:
+                holders[column].append(client)
+        rows: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        for value, held in zip(values, holders, strict=True):
+            shuffled = rng.permutation(np.flatnonzero(labels == value))
+            for client, part in zip(held, np.array_split(shuffled, len(held)), strict=True):
+                rows[client].append(part)
+        return [np.concatenate(parts) for parts in rows]
