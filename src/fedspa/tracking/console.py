@@ -1,4 +1,4 @@
-"""A run on the terminal: a live bar where there is one, a line now and then where there is none, a table at the end."""
+"""A run as it goes: a live bar on a terminal, a line now and then elsewhere, a table at the end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from fedspa.records import KINDS, RoundRecord, RunInfo, RunResult
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.live import Live
+    from rich.table import Table
 
 WINDOW = 20
 """Rounds over which the speed is taken."""
@@ -28,7 +30,7 @@ class ConsoleView:
 
         self._console = Console(file=file, highlight=False, markup=False, emoji=False)
         self._clock = clock
-        self._live: Any = None
+        self._live: Live | None = None
 
     def start(self, info: RunInfo) -> None:
         self._info = info
@@ -37,10 +39,10 @@ class ConsoleView:
         self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._line_round, self._line_time = 0, self._clock()
         self._say(
-            f"{info.config.get('name', 'run')}: {len(info.label_counts)} clients, {info.rounds} rounds; "
-            "accuracy is the mean over clients, in %",
+            f"{info.config.get('name', 'run')}: {len(info.label_counts)} clients, {info.rounds} rounds",
             style="bold",
         )
+        self._say("Accuracy of each kind of model: mean over clients, in %")
         if self._console.is_interactive:
             from rich.live import Live
 
@@ -129,7 +131,7 @@ class ConsoleView:
         return _duration(a_round * (self._info.rounds - self._last.round))
 
 
-def _accuracy_table(accuracy: dict[str, dict[str, float] | None]) -> RenderableType:
+def _accuracy_table(accuracy: dict[str, dict[str, float] | None]) -> Table:
     table = _table("accuracy in %", "mean \u00b1 std", "worst decile", "clients")
     for kind in KINDS:
         if spread := accuracy.get(kind):
@@ -138,7 +140,7 @@ def _accuracy_table(accuracy: dict[str, dict[str, float] | None]) -> RenderableT
     return table
 
 
-def _cost_table(summary: dict[str, Any]) -> RenderableType:
+def _cost_table(summary: dict[str, Any]) -> Table:
     table = _table("cost", "this run", "dense", "saved")
     rows: list[tuple[str, str, Callable[[float], str]]] = [
         ("traffic", "traffic_bytes", _bytes),
@@ -151,7 +153,7 @@ def _cost_table(summary: dict[str, Any]) -> RenderableType:
     return table
 
 
-def _table(*titles: str) -> Any:
+def _table(*titles: str) -> Table:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")

@@ -35,7 +35,7 @@ class Trackers:
             tracker.finish(result)
 
     def abort(self, status: str, reason: str) -> None:
-        """Abort those that were started. The run has failed already: a tracker that fails now is only logged."""
+        """Abort those that were started; the run has failed already, so one that fails now is only logged."""
         for tracker in self._started:
             try:
                 tracker.abort(status, reason)

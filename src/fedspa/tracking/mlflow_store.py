@@ -1,4 +1,4 @@
-"""A run in MLflow: settings as params, curves as metrics with the round as step, the folder's files as artifacts.
+"""A run in MLflow: settings as params, curves as metrics by round, the folder's files as artifacts.
 
 The client is used without MLflow's global "active run", so that runs in one process cannot mix. Metrics are
 buffered, since a call for each point is 25 times slower than a batch every ten rounds. Metric names are
@@ -31,7 +31,7 @@ METRICS_A_CALL, PARAMS_A_CALL = 1000, 100
 
 @dataclass(kw_only=True)
 class MLflowTracker:
-    """Follows a run in a tracking store; artifacts of a database lie in outputs/mlflow-artifacts of the project."""
+    """Follows a run in a tracking store; beside a database, artifacts go to outputs/mlflow-artifacts."""
 
     name: str = "mlflow"
     experiment: str = "fedspa"
@@ -39,12 +39,12 @@ class MLflowTracker:
     """null: the environment's MLFLOW_TRACKING_URI, else mlflow.db in the project's root."""
     flush_rounds: int = 10
     flush_seconds: float = 5.0
-    """The buffer is sent once it holds so many rounds, or once so much time has passed since the last time."""
+    """The buffer is sent once it holds so many rounds, or so much time after the last time."""
 
     def __post_init__(self) -> None:
         check_range("loggers.mlflow.flush_rounds", self.flush_rounds, low=1)
         check_range("loggers.mlflow.flush_seconds", self.flush_seconds, low=0)
-        self._run_id: str | None = None
+        self._run_id = ""
         self._buffer: list[tuple[dict[str, float], int, int]] = []
 
     def start(self, info: RunInfo) -> None:
@@ -65,13 +65,18 @@ class MLflowTracker:
 
     def finish(self, result: RunResult) -> None:
         self._buffer.append((_final_metrics(result.summary), self._info.rounds, _now()))
-        self._close("FINISHED")
+        self._deliver()
+        self._end("FINISHED")
         print(f"In MLflow: {self._where()}")
 
     def abort(self, status: str, reason: str) -> None:
-        if self._run_id:
+        if not self._run_id:
+            return
+        try:
             self._client.set_tag(self._run_id, "ended_because", reason)
-            self._close(status)
+            self._deliver()
+        finally:
+            self._end(status)
 
     def _log_params(self, config: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
@@ -92,13 +97,15 @@ class MLflowTracker:
             self._client.log_batch(self._run_id, metrics=part)
         self._buffer, self._flushed = [], time.monotonic()
 
-    def _close(self, status: str) -> None:
+    def _deliver(self) -> None:
         self._flush()
         for pattern in (*SMALL_FILES, *(["*.safetensors"] if self._upload_weights else [])):
             for file in sorted(self._info.folder.glob(pattern)):
                 self._client.log_artifact(self._run_id, str(file))
+
+    def _end(self, status: str) -> None:
         self._client.set_terminated(self._run_id, status)
-        self._run_id = None
+        self._run_id = ""
 
     @property
     def _upload_weights(self) -> bool:
@@ -216,7 +223,7 @@ def _open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
 
 
 def _artifact_location(uri: str) -> str | None:
-    """A server decides itself; beside a database MLflow would take the current directory, whatever that is."""
+    """A server decides itself; with a database MLflow would take the current directory, whatever it is."""
     if "://" in uri and uri.split("://")[0] in ("http", "https", "databricks"):
         return None
     return (project_root() / "outputs" / "mlflow-artifacts").as_uri()

@@ -1,4 +1,4 @@
-"""Two pictures of a run: who holds which labels (partition.png), and accuracy over the rounds (accuracy.png)."""
+"""Two pictures of a run: who holds which labels (partition.png), accuracy by round (accuracy.png)."""
 
 from __future__ import annotations
 
@@ -57,16 +57,18 @@ def accuracy_picture(curves: dict[str, list[tuple[int, float, float]]], title: s
         rounds, means, stds = (list(column) for column in zip(*curves[kind], strict=True))
         low = [max(0.0, mean - std) for mean, std in zip(means, stds, strict=True)]
         high = [min(100.0, mean + std) for mean, std in zip(means, stds, strict=True)]
-        axes.fill_between(rounds, low, high, color=COLORS[kind], alpha=0.12, linewidth=0)
+        axes.fill_between(rounds, low, high, color=COLORS[kind], alpha=0.10, linewidth=0)
         axes.plot(rounds, means, color=COLORS[kind], linewidth=1.8, marker="o" if len(rounds) == 1 else None)
         ends.append((means[-1], kind))
     last = max(points[-1][0] for points in curves.values())
     axes.set_xlim(min(points[0][0] for points in curves.values()) - 0.5, last + 0.5)
     axes.set_ylim(0, 100)
-    for height, (mean, kind) in zip(_spread_out([mean for mean, _ in sorted(ends)], 5.5), sorted(ends), strict=True):
+    for height, (mean, kind) in zip(
+        _spread_out([mean for mean, _ in sorted(ends)], 5.5), sorted(ends), strict=True
+    ):
         axes.annotate(
             f"{kind} {mean:.1f}", (last, height), xytext=(10, 0), textcoords="offset points",
-            color=COLORS[kind], va="center", fontweight="bold", annotation_clip=False,
+            color=COLORS[kind], va="center", fontsize=9.5, fontweight="bold", annotation_clip=False,
         )  # fmt: skip
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -82,7 +84,9 @@ def partition_picture(label_counts: np.ndarray) -> Figure:
     clients, classes = label_counts.shape
     width, height = min(4.0 + 0.12 * clients, 12.0), min(2.6 + 0.14 * classes, 7.0)
     figure, (sizes, cells) = _figure(width, height, rows=[1, 4])
-    sizes.bar(range(clients), label_counts.sum(axis=1), color=COLORS["global"], width=0.8 if clients <= 60 else 1.0)
+    sizes.bar(
+        range(clients), label_counts.sum(axis=1), color=COLORS["global"], width=0.8 if clients <= 60 else 1.0
+    )
     sizes.tick_params(labelbottom=False, bottom=False)
     sizes.set_ylabel("images")
     sizes.locator_params(axis="y", nbins=3)
@@ -101,13 +105,14 @@ def partition_picture(label_counts: np.ndarray) -> Figure:
     cells.set_xlabel("client")
     cells.set_ylabel("class")
     bar = figure.colorbar(image, ax=[sizes, cells], fraction=0.03, pad=0.02, aspect=30)
-    bar.outline.set_visible(False)  # type: ignore[operator]
-    bar.ax.tick_params(length=0, colors=INK)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0, colors=INK, labelsize=8)
+    bar.ax.locator_params(nbins=5)
     _title(sizes, "Who holds which labels", "training images by client and class")
     return figure
 
 
-def _figure(width: float, height: float, rows: list[int] | None = None) -> Any:
+def _figure(width: float, height: float, rows: list[int] | None = None) -> tuple[Figure, Any]:
     """A figure with one axes, or with one below the other in the given heights; it needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -127,7 +132,13 @@ def _figure(width: float, height: float, rows: list[int] | None = None) -> Any:
 def _title(axes: Axes, title: str, subtitle: str) -> None:
     axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=20)
     axes.annotate(
-        subtitle, (0, 1), xytext=(0, 7), xycoords="axes fraction", textcoords="offset points", color=INK, fontsize=8.5
+        subtitle,
+        (0, 1),
+        xytext=(0, 7),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        color=INK,
+        fontsize=8.5,
     )
 
 

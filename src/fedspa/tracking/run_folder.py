@@ -3,7 +3,7 @@
 | file | when | what |
 |---|---|---|
 | config.yaml | start | the resolved config |
-| partition.json | start | the partition's settings and hash, and the training rows of each client, a line a client |
+| partition.json | start | the partition's settings, its hash and the training rows of each client |
 | rounds.csv | each round | a row a round; the same run gives the same bytes, so no wall-clock time is in it |
 | timing.csv | each round | seconds by phase |
 | clients.csv | end | a row a client |
@@ -152,9 +152,9 @@ def _partition_json(info: RunInfo) -> str:
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], config_hash: str) -> None:
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     # Copies: the parameters are views of one vector, and safetensors refuses tensors that share memory.
     # One key of metadata: several are written in a random order, and the same run must give the same bytes.
     own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-    save_file(own, path, metadata={"config_hash": config_hash})
+    path.write_bytes(save(own, metadata={"config_hash": config_hash}))

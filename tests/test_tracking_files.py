@@ -1,0 +1,316 @@
+"""What a run leaves as files, what it shows on a terminal, and how several trackers act as one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.patches import Rectangle
+from omegaconf import OmegaConf
+from tracking_runs import COSTS, run_info, run_record, run_result, times
+
+from fedspa.errors import UserError
+from fedspa.paths import project_root
+from fedspa.records import RoundRecord, RunInfo, RunResult
+from fedspa.tracking.console import ConsoleView, _bytes, _duration, _flops
+from fedspa.tracking.fanout import Trackers
+from fedspa.tracking.pictures import Pictures, _spread_out, accuracy_picture, partition_picture
+from fedspa.tracking.run_folder import RunFolder
+
+
+def whole_run(folder: Path) -> Path:
+    tracker = RunFolder()
+    tracker.start(run_info(folder))
+    for round in range(1, 5):
+        tracker.round(run_record(round, evaluated=round % 2 == 0))
+    tracker.finish(run_result())
+    return folder
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# The run's folder
+
+
+def test_rounds_read_back_as_the_same_floats(tmp_path: Path) -> None:
+    rows = rows_of(whole_run(tmp_path) / "rounds.csv")
+    assert [row["round"] for row in rows] == ["1", "2", "3", "4"]
+    third = rows[2]
+    assert float(third["loss"]) == 1 / 3
+    assert float(third["learning_rate"]) == 0.1 * 0.998**2
+    assert float(third["train_flops"]) == COSTS.train_flops
+    assert float(third["total_flops"]) == times(COSTS, 3).flops
+    assert int(third["total_traffic_bytes"]) == 3 * 6125
+    assert (third["participants"], third["samples"], third["prune_rate"]) == ("2", "500", "0.5")
+    assert float(third["local_accuracy_mean"]) == 51.0
+    assert third["local_accuracy_clients"] == "2"
+
+
+def test_a_kind_that_was_not_tested_is_blank(tmp_path: Path) -> None:
+    rows = rows_of(whole_run(tmp_path) / "rounds.csv")
+    assert [row["global_accuracy_mean"] for row in rows] == ["", "32", "", "34"]
+
+
+def test_every_round_is_on_disk_at_once(tmp_path: Path) -> None:
+    tracker = RunFolder()
+    tracker.start(run_info(tmp_path))
+    for round in range(1, 4):
+        tracker.round(run_record(round))
+        assert len(rows_of(tmp_path / "rounds.csv")) == len(rows_of(tmp_path / "timing.csv")) == round
+    tracker.abort("KILLED", "interrupted")
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_wall_clock_is_in_timing_alone_and_the_rest_has_the_same_bytes(tmp_path: Path) -> None:
+    first, second = whole_run(tmp_path / "a"), whole_run(tmp_path / "b")
+    assert rows_of(first / "timing.csv")[0] == {
+        "round": "1", "train_s": "0.4", "search_s": "", "evaluate_s": "", "aggregate_s": "", "total_s": "0.5",
+    }  # fmt: skip
+    assert not [name for name in rows_of(first / "rounds.csv")[0] if name.endswith("_s")]
+    for file in first.iterdir():
+        assert file.read_bytes() == (second / file.name).read_bytes(), file.name
+
+
+def test_clients_have_a_row_each(tmp_path: Path) -> None:
+    rows = rows_of(whole_run(tmp_path) / "clients.csv")
+    assert rows[0] == {
+        "client": "0", "train_size": "3", "val_size": "0", "test_size": "2", "visits": "4", "density": "0.5",
+        "global_accuracy": repr(1 / 3), "personal_accuracy": "50.0", "local_accuracy": "75.0",
+        "label_0": "2", "label_1": "1",
+    }  # fmt: skip
+    assert rows[1]["local_accuracy"] == ""
+
+
+def test_config_partition_and_summary(tmp_path: Path) -> None:
+    whole_run(tmp_path)
+    assert OmegaConf.to_container(OmegaConf.load(tmp_path / "config.yaml")) == run_info(tmp_path).config
+    partition = json.loads((tmp_path / "partition.json").read_text())
+    assert partition["train_rows"] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert (partition["hash"], partition["seed"], partition["settings"]["name"]) == ("beef", 0, "iid")
+    assert json.loads((tmp_path / "summary.json").read_text()) == run_result().summary
+
+
+def test_tensors_read_back(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    whole_run(tmp_path)
+    weights, masks = load_file(tmp_path / "weights.safetensors"), load_file(tmp_path / "masks.safetensors")
+    assert torch.equal(weights["fc.weight"], torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
+    assert torch.equal(weights["fc.bias"], torch.tensor([4.0, 5.0]))
+    assert masks["client_0"].dtype == torch.uint8 and masks["client_0"].tolist() == [0b10110000]
+    assert not (tmp_path / "local_weights.safetensors").exists()
+
+
+def test_a_folder_with_a_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+    whole_run(tmp_path)
+    before = (tmp_path / "rounds.csv").read_bytes()
+    with pytest.raises(UserError, match="holds a run already"):
+        RunFolder().start(run_info(tmp_path))
+    assert (tmp_path / "rounds.csv").read_bytes() == before
+
+
+# The console
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def console_lines(rounds: int, seconds_a_round: float, folder: Path) -> list[str]:
+    output, clock = io.StringIO(), Clock()
+    view = ConsoleView(output, clock)
+    view.start(run_info(folder, rounds=rounds))
+    for round in range(1, rounds + 1):
+        clock.now += seconds_a_round
+        view.round(run_record(round))
+    return [line for line in output.getvalue().splitlines() if f"/{rounds} " in line]
+
+
+def test_plain_lines_are_few(tmp_path: Path) -> None:
+    fast = console_lines(1000, 0.01, tmp_path)
+    assert len(fast) == 20 and fast[-1].split()[0] == "1000/1000"
+    assert len(console_lines(1000, 2.0, tmp_path)) == 200  # one each 10 s
+    assert len(console_lines(3, 60.0, tmp_path)) == 3
+
+
+def test_a_plain_line_says_how_it_stands(tmp_path: Path) -> None:
+    line = console_lines(4, 1.0, tmp_path)[1]
+    assert line.split() == ["2/4", "32.0", "42.0", "50.7", "1.0k", "12.2", "kB", "0:01"]
+
+
+def test_the_end_names_every_kind_and_the_saving_in_80_columns(tmp_path: Path) -> None:
+    output = io.StringIO()
+    view = ConsoleView(output)
+    view.start(run_info(tmp_path))
+    view.round(run_record(1))
+    view.finish(run_result())
+    text = output.getvalue()
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
+    assert rows["global"] == ["34.00", "±", "1.50", "31.00", "3"]
+    assert rows["local"] == ["51.25", "±", "1.50", "48.25", "2"]
+    assert rows["finetuned"][0] == "60.00"
+    assert rows["traffic"] == ["24.5", "kB", "48.0", "kB", "49.0", "%"]
+    assert rows["FLOPs"] == ["1.373e12", "2.000e12", "31.3", "%"]
+    assert "Took 0:02 at 1.0k samples/s." in text
+    assert all(len(line) <= 80 for line in text.splitlines() if "Everything lies in" not in line)
+
+
+def test_a_method_without_a_kind_has_no_row_for_it(tmp_path: Path) -> None:
+    output = io.StringIO()
+    view = ConsoleView(output)
+    view.start(run_info(tmp_path))
+    view.finish(run_result(finetuned=False))
+    assert "finetuned" not in output.getvalue()
+
+
+def test_an_early_end_is_said_with_the_reason_and_the_folder(tmp_path: Path) -> None:
+    output = io.StringIO()
+    view = ConsoleView(output)
+    view.start(run_info(tmp_path / "run [1]"))
+    view.round(run_record(2))
+    view.abort("KILLED", "interrupted")
+    assert "Stopped after 2 of 4 rounds: interrupted" in output.getvalue()
+    assert "run [1]" in output.getvalue()  # brackets are no markup
+
+
+def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    output = Terminal()
+    view = ConsoleView(output)
+    view.start(run_info(tmp_path))
+    view.round(run_record(2))
+    view.abort("FAILED", "the disk is full")
+    text = output.getvalue()
+    assert "round 2/4" in text and "0:01 left" in text
+    assert "global 32.0  personal 42.0  local 50.7   1.0k samples/s   12.2 kB" in text
+    assert "Failed after 2 of 4 rounds: the disk is full" in text
+
+
+def test_units() -> None:
+    assert [_bytes(n) for n in (0, 999, 1500, 369.2e9, 2e12)] == [
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "369.2 GB",
+        "2.0 TB",
+    ]
+    assert [_duration(s) for s in (0.4, 67, 7509)] == ["0:00", "1:07", "2:05:09"]
+    assert _flops(172.9e14) == "1.729e16" and _flops(0) == "0.000e0"
+
+
+# Pictures
+
+
+def test_pictures_are_drawn_however_the_run_ends(tmp_path: Path) -> None:
+    for end in ("finish", "abort"):
+        folder = tmp_path / end
+        folder.mkdir()
+        pictures = Pictures()
+        pictures.start(run_info(folder))
+        pictures.round(run_record(1))
+        pictures.finish(run_result()) if end == "finish" else pictures.abort("FAILED", "")
+        for name in ("partition.png", "accuracy.png"):
+            assert (folder / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_each_curve_is_named_at_its_end() -> None:
+    figure = accuracy_picture(
+        {"local": [(1, 20.0, 5.0), (9, 74.2, 5.0)], "global": [(9, 63.4, 5.0)]}, "a run"
+    )
+    texts = {text.get_text() for text in figure.axes[0].texts}
+    assert {"local 74.2", "global 63.4"} <= texts
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (5, 10), (200, 100)])
+def test_the_partition_shows_every_client_and_class(clients: int, classes: int) -> None:
+    counts = np.arange(clients * classes).reshape(clients, classes)
+    sizes, cells = partition_picture(counts).axes[:2]
+    assert cells.images[0].get_size() == (classes, clients)
+    assert [bar.get_height() for bar in sizes.patches if isinstance(bar, Rectangle)] == counts.sum(
+        axis=1
+    ).tolist()
+
+
+def test_labels_do_not_overlap() -> None:
+    assert _spread_out([10.0, 50.0], 5) == [10.0, 50.0]
+    assert _spread_out([50.0, 50.0], 5) == [47.5, 52.5]
+    assert _spread_out([98.0, 99.0, 100.0], 5) == [90.0, 95.0, 100.0]
+
+
+# Several trackers as one
+
+
+class Spy:
+    def __init__(self, calls: list[str], name: str, fails_in: str = "") -> None:
+        self.calls, self.name, self.fails_in = calls, name, fails_in
+
+    def _called(self, what: str) -> None:
+        self.calls.append(f"{self.name}.{what}")
+        if what == self.fails_in:
+            raise OSError(f"no {what}")
+
+    def start(self, info: RunInfo) -> None:
+        self._called("start")
+
+    def round(self, record: RoundRecord) -> None:
+        self._called("round")
+
+    def finish(self, result: RunResult) -> None:
+        self._called("finish")
+
+    def abort(self, status: str, reason: str) -> None:
+        self._called("abort")
+
+
+def test_calls_go_to_all_in_order(tmp_path: Path) -> None:
+    calls: list[str] = []
+    trackers = Trackers([Spy(calls, "a"), Spy(calls, "b")])
+    trackers.start(run_info(tmp_path))
+    trackers.round(run_record(1))
+    trackers.finish(run_result())
+    assert calls == ["a.start", "b.start", "a.round", "b.round", "a.finish", "b.finish"]
+
+
+def test_only_started_trackers_are_aborted_and_all_of_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[str] = []
+    trackers = Trackers([Spy(calls, "a", "abort"), Spy(calls, "b", "start"), Spy(calls, "c")])
+    with pytest.raises(OSError, match="no start"):
+        trackers.start(run_info(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        trackers.abort("FAILED", "no start")
+    assert calls == ["a.start", "b.start", "a.abort", "b.abort"]
+    assert "no abort" in caplog.text
+
+
+def test_the_project_root_is_the_clone_or_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fedspa.paths
+
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setattr(fedspa.paths, "__file__", str(tmp_path / "src" / "fedspa" / "paths.py"))
+    assert project_root() == tmp_path.resolve()
+    (tmp_path / "pyproject.toml").unlink()
+    monkeypatch.chdir(tmp_path / "conf")
+    assert project_root() == Path.cwd()

@@ -1,0 +1,209 @@
+"""A run in MLflow, read back through MLflow's own client from a SQLite store of the test."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tracking_runs import run_info, run_record, run_result
+
+from fedspa.errors import UserError
+from fedspa.tracking import mlflow_store
+from fedspa.tracking.mlflow_store import MLflowTracker, flat_params
+from fedspa.tracking.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project's root of its own; its store is made once, which takes seconds."""
+    return tmp_path_factory.mktemp("project")
+
+
+@pytest.fixture(autouse=True)
+def project(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow_store, "project_root", lambda: root)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture
+def client(root: Path) -> MlflowClient:
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+
+
+def last_run(client: MlflowClient) -> Run:
+    experiment = client.get_experiment_by_name("fedspa")
+    assert experiment
+    return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time DESC"])[0]
+
+
+def finished_run(folder: Path, rounds: int = 4, tracker: MLflowTracker | None = None, **config: Any) -> None:
+    files, tracker = RunFolder(), tracker or MLflowTracker()
+    for each in (files, tracker):
+        each.start(run_info(folder, rounds, **config))
+    for round in range(1, rounds + 1):
+        files.round(run_record(round))
+        tracker.round(run_record(round))
+    for each in (files, tracker):
+        each.finish(run_result())
+
+
+def test_a_finished_run_reads_back(
+    tmp_path: Path, root: Path, client: MlflowClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    finished_run(tmp_path)
+    run = last_run(client)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "digits-fedspa-dst-s0.5-seed0"
+    assert Path(run.info.artifact_uri.removeprefix("file://")).is_relative_to(
+        root / "outputs" / "mlflow-artifacts"
+    )
+    points = client.get_metric_history(run.info.run_id, "global/accuracy_mean")
+    assert [(point.step, point.value) for point in points] == [(1, 31.0), (2, 32.0), (3, 33.0), (4, 34.0)]
+    last = run.data.metrics
+    assert last["local/accuracy_clients"] == 2
+    assert last["cost/traffic_total_bytes"] == 4 * 6125 and last["cost/traffic_dense_bytes"] == 4 * 12000
+    assert last["train/loss"] == 0.25 and last["train/prune_rate"] == 0.5
+    assert last["final/finetuned_accuracy"] == 60 and last["final/global_rounds_to_30"] == 1
+    assert "final/global_rounds_to_70" not in last
+    assert run.data.tags.items() >= {
+        "method": "fedspa", "mask": "dst", "dataset": "digits", "model": "small", "partition": "iid",
+        "seed": "0", "sparsity": "0.5", "config_hash": "c0ffee", "partition_hash": "beef", "version": "0.1.0",
+    }.items()  # fmt: skip
+    assert "3 clients (iid) with 8 training images" in run.data.tags["mlflow.note.content"]
+    files = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert files == {
+        "config.yaml",
+        "rounds.csv",
+        "timing.csv",
+        "clients.csv",
+        "partition.json",
+        "summary.json",
+    }
+    printed = capfd.readouterr()
+    assert printed.out == f"In MLflow: run `mlflow ui` in {root}\n"
+    assert "INFO" not in printed.err  # MLflow's lines on the new tables
+
+
+def test_weights_go_up_on_request(tmp_path: Path, client: MlflowClient) -> None:
+    finished_run(tmp_path, save={"upload_weights": True})
+    files = {file.path for file in client.list_artifacts(last_run(client).info.run_id)}
+    assert {"weights.safetensors", "masks.safetensors"} <= files
+
+
+@pytest.mark.parametrize("status", ["FAILED", "KILLED"])
+def test_an_early_end_is_told_truthfully(status: str, tmp_path: Path, client: MlflowClient) -> None:
+    tracker = MLflowTracker()
+    tracker.start(run_info(tmp_path))
+    assert last_run(client).info.status == "RUNNING"
+    tracker.round(run_record(1))
+    tracker.abort(status, "why it ended")
+    run = last_run(client)
+    assert run.info.status == status and run.info.end_time
+    assert run.data.tags["ended_because"] == "why it ended"
+    assert run.data.metrics["global/accuracy_mean"] == 31  # the buffer is not lost
+
+
+def test_an_abort_before_the_run_exists_does_nothing() -> None:
+    MLflowTracker().abort("FAILED", "no store")
+
+
+def test_a_hundred_rounds_take_few_calls(
+    tmp_path: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    sizes: list[int] = []
+    log_batch = MlflowClient.log_batch
+
+    def counted(self: MlflowClient, run_id: str, metrics: Any = (), params: Any = (), **rest: Any) -> Any:
+        sizes.append(len(metrics))
+        return log_batch(self, run_id, metrics=metrics, params=params, **rest)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", counted)
+    finished_run(tmp_path, rounds=100, tracker=MLflowTracker(flush_seconds=60))
+    assert len(sizes) == 1 + 10 + 1  # params, ten full buffers, the final numbers
+    assert max(sizes) <= 1000
+    assert len(client.get_metric_history(last_run(client).info.run_id, "train/loss")) == 100
+
+
+def test_time_flushes_too(tmp_path: Path, client: MlflowClient) -> None:
+    tracker = MLflowTracker(flush_rounds=1000, flush_seconds=0)
+    tracker.start(run_info(tmp_path))
+    tracker.round(run_record(1))
+    assert last_run(client).data.metrics["train/loss"] == 1.0
+    tracker.abort("KILLED", "")
+
+
+def test_params_are_flat_short_and_as_typed(tmp_path: Path) -> None:
+    config = run_info(tmp_path).config | {
+        "long": "x" * 900,
+        "training": {"clip_norm": None, "drop_last": False},
+    }
+    params = flat_params(config)
+    assert params["dataset.mean"] == "[0.1307]" and params["dataset.path"] == "null"
+    assert params["training.drop_last"] == "false" and params["partition.name"] == "iid"
+    assert params["long"] == "x" * 500
+    assert not [key for key in params if "_target_" in key or key.startswith("loggers")]
+
+
+def test_the_environment_names_another_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def refuse(uri: str, experiment: str) -> Any:
+        opened.append(uri)
+        raise UserError("seen")
+
+    monkeypatch.setattr(mlflow_store, "_open_store", refuse)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    for tracker in (MLflowTracker(), MLflowTracker(tracking_uri="sqlite:///mine.db")):
+        with pytest.raises(UserError, match="seen"):
+            tracker.start(run_info(tmp_path))
+    assert opened == ["http://127.0.0.1:1", "sqlite:///mine.db"]
+
+
+def test_artifacts_of_a_server_are_the_servers_choice(root: Path) -> None:
+    assert mlflow_store._artifact_location("http://127.0.0.1:5000") is None
+    assert (
+        mlflow_store._artifact_location("sqlite:////a.db") == (root / "outputs" / "mlflow-artifacts").as_uri()
+    )
+
+
+def test_a_store_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "no.db").write_text("this is no database, but it is long enough to look like a file of one")
+    with pytest.raises(
+        UserError, match=r"loggers.mlflow: the tracking store .* cannot be used .* logger=csv"
+    ):
+        MLflowTracker(tracking_uri=f"sqlite:///{tmp_path / 'no.db'}").start(run_info(tmp_path))
+
+
+def test_bad_options_are_refused() -> None:
+    with pytest.raises(UserError, match="loggers.mlflow.flush_rounds=0"):
+        MLflowTracker(flush_rounds=0)
+
+
+def test_two_processes_make_one_store_at_once(tmp_path: Path) -> None:
+    import mlflow  # noqa: F401  (imported before the fork: the children start at the same moment)
+
+    uri = f"sqlite:///{tmp_path / 'new.db'}"
+    together = multiprocessing.get_context("fork")
+    barrier, answers = together.Barrier(2), together.Queue()
+
+    def make() -> None:
+        barrier.wait()
+        answers.put(mlflow_store._open_store(uri, "e")[1])
+
+    both = [together.Process(target=make) for _ in range(2)]
+    for process in both:
+        process.start()
+    assert answers.get(timeout=60) == answers.get(timeout=60)
+    for process in both:
+        process.join(60)
+    assert [process.exitcode for process in both] == [0, 0]
