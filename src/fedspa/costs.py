@@ -10,14 +10,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedspa.errors import UserError, check_choice
 
-COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+Counted: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 FREE = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.PReLU, nn.modules.batchnorm._NormBase)
 """Layers with parameters whose work is left out, as the paper leaves it out."""
 
@@ -28,8 +28,8 @@ VALUE_BYTES = 4
 
 @dataclass(frozen=True)
 class NetworkCosts:
-    """The costs of one network. `active` is always the number of active parameters of each tensor, in the order
-    of `named_parameters`; None stands for the dense network."""
+    """The costs of one network. `active` is always the number of active parameters of each tensor, in the
+    order of `named_parameters`; None stands for the dense network."""
 
     sizes: tuple[int, ...]
     """Parameters of each tensor."""
@@ -45,10 +45,10 @@ class NetworkCosts:
     def of(
         cls, network: nn.Module, input_shape: tuple[int, int, int], convention: str = "honest"
     ) -> NetworkCosts:
-        """Measure a network by one forward pass of shapes (nothing is computed, the network stays untouched).
+        """Measure a network by one forward pass of a copy (the network itself stays untouched).
 
-        `input_shape` is that of one sample: channels, height, width. Raises `UserError` that names the layer, or
-        the FLOPs, that it cannot count.
+        `input_shape` is that of one sample: channels, height, width. Raises `UserError` that names a layer
+        which it cannot count. Only layers are seen: products made by bare functions are not counted.
         """
         sizes = tuple(p.numel() for p in network.parameters())
         return cls(sizes, _flops_per_active(network, input_shape), convention)
@@ -75,7 +75,7 @@ class NetworkCosts:
         return VALUE_BYTES * sum(self.sizes if active is None else active)
 
     def mask_bytes(self, active: Sequence[int]) -> int:
-        """Bytes of a mask, one way: a bit for each parameter of the tensors that are neither full nor empty."""
+        """Bytes of a mask, one way: a bit for each parameter of the tensors neither full nor empty."""
         if self.convention == "paper":
             return 0
         bits = sum(size for size, count in zip(self.sizes, active, strict=True) if 0 < count < size)
@@ -84,38 +84,33 @@ class NetworkCosts:
 
 def _flops_per_active(network: nn.Module, input_shape: tuple[int, int, int]) -> tuple[int, ...]:
     """Twice the output positions for a weight, once for a bias, summed over the uses of a shared tensor."""
-    index = {id(p): i for i, p in enumerate(network.parameters())}
+    probe = copy.deepcopy(network).eval()  # hooks and mode die with the copy
+    index = {id(p): i for i, p in enumerate(probe.parameters())}
     flops = [0] * len(index)
-    weight_flops = 0
-    uses, total_flops = _trace(network, input_shape)
-    for layer, positions in uses:
+    silent: dict[nn.Module, str] = {}
+
+    def charge(layer: Counted, _inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        silent.pop(layer, None)
+        positions = output.numel() // layer.weight.shape[0]
         flops[index[id(layer.weight)]] += 2 * positions
-        weight_flops += 2 * positions * layer.weight.numel()
         if layer.bias is not None:
             flops[index[id(layer.bias)]] += positions
-    if weight_flops != total_flops:
+
+    for path, layer in probe.named_modules():
+        if isinstance(layer, Counted):
+            silent[layer] = path
+            layer.register_forward_hook(charge)
+        elif not isinstance(layer, FREE) and layer._parameters:
+            raise UserError(
+                f"costs cannot count the layer {path or 'at the root'} ({type(layer).__name__}): "
+                "parameters may sit in convolutions, linear layers and norms only."
+            )
+    weight = next(probe.parameters())
+    with torch.no_grad():
+        probe(torch.zeros(1, *input_shape, dtype=weight.dtype, device=weight.device))
+    if silent:
         raise UserError(
-            f"costs cannot count {type(network).__name__}: PyTorch sees {total_flops} FLOPs in a forward pass but its "
-            f"convolutions and linear layers make {weight_flops}; products must be made by calling such layers."
+            f"costs cannot count the layer {', '.join(silent.values())}: "
+            "the forward pass never calls it as a layer."
         )
     return tuple(flops)
-
-
-def _trace(network: nn.Module, input_shape: tuple[int, int, int]) -> tuple[list[tuple[nn.Module, int]], int]:
-    """Each call of a counted layer with its output positions, and the FLOPs (without biases) that PyTorch sees."""
-    uses: list[tuple[nn.Module, int]] = []
-    probe = copy.deepcopy(network).to("meta").eval()
-    for (path, layer), twin in zip(network.named_modules(), probe.modules(), strict=True):
-        if isinstance(layer, COUNTED):
-            twin.register_forward_hook(
-                lambda _, inputs, output, layer=layer: uses.append((layer, output.numel() // layer.weight.shape[0]))
-            )
-        elif not isinstance(layer, FREE) and any(True for _ in layer.parameters(recurse=False)):
-            raise UserError(
-                f"costs cannot count the layer {path or 'at the root'} ({type(layer).__name__}): parameters may sit "
-                "in convolutions, linear layers and norms only."
-            )
-    dtype = next(network.parameters()).dtype
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        probe(torch.empty(1, *input_shape, device="meta", dtype=dtype))
-    return uses, counter.get_total_flops()

@@ -27,16 +27,16 @@ SEED_BYTES = 8
 
 @dataclass(frozen=True)
 class Costs:
-    """What training costs: FLOPs and bytes on the wire. Costs add up."""
+    """What training costs: FLOPs and bytes on the wire, in exact integers. Costs add up."""
 
-    train_flops: float = 0.0
-    search_flops: float = 0.0
+    train_flops: int = 0
+    search_flops: int = 0
     down_bytes: int = 0
     up_bytes: int = 0
     mask_bytes: int = 0
 
     @property
-    def flops(self) -> float:
+    def flops(self) -> int:
         return self.train_flops + self.search_flops
 
     @property

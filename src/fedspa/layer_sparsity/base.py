@@ -20,8 +20,8 @@ class LayerSparsity(ABC):
 
     name: str
     mask_scope: str = "all"
-    """Which tensors are masked and make up the budget: all, or weights (tensors of two or more dimensions; the
-    others stay dense and do not count)."""
+    """Which tensors are masked and make up the budget: all, or weights (tensors of two or more dimensions;
+    the others stay dense and do not count)."""
 
     def __post_init__(self) -> None:
         check_choice("layer_sparsity.mask_scope", self.mask_scope, ("all", "weights"))
@@ -29,11 +29,12 @@ class LayerSparsity(ABC):
     def active_counts(
         self, shapes: Sequence[tuple[int, ...]], density: Fraction, names: Sequence[str] | None = None
     ) -> list[int]:
-        """The number of active parameters of each tensor, for a density in [0, 1] of the masked ones together.
+        """The number of active parameters of each tensor, for a density in [0, 1] of the masked ones.
 
-        Take the density from the decimal that the user wrote (`1 - Fraction("0.8")`): in binary 1 - 0.8 is not
-        0.2. Counts are rounded down, so their sum exceeds the budget never and falls short of it by less than
-        one a tensor. A tensor left without any active parameter is allowed, and warned about by its name.
+        Take the density from the decimal that the user wrote (`1 - Fraction("0.8")`): in binary 1 - 0.8 is
+        not 0.2. Counts are rounded down, so their sum never exceeds the budget and falls short of it by less
+        than one a tensor. A tensor left without active parameters is allowed, and warned about by its name
+        (`names`, else its index).
         """
         counts = [prod(shape) for shape in shapes]
         masked = [i for i, shape in enumerate(shapes) if self.mask_scope == "all" or len(shape) >= 2]

@@ -26,8 +26,8 @@ class ErdosRenyiKernel(LayerSparsity):
         return Fraction(sum(shape), prod(shape)) if shape else Fraction(1)
 
     def densities(self, shapes: Sequence[tuple[int, ...]], density: Fraction) -> list[Fraction]:
-        """Solve for the eps that spends the budget; while it lifts a tensor above 1, make those highest dense,
-        charge their full size to the budget and solve again."""
+        """Solve for the eps that spends the budget; while it lifts a tensor above 1, make all that attain the
+        highest density dense, charge their full size to the budget, and solve again."""
         raws = [self.raw(shape) for shape in shapes]
         sizes = [prod(shape) for shape in shapes]
         budget = density * sum(sizes)

@@ -18,6 +18,6 @@ class Metric(ABC):
     def __call__(self, predicted: torch.Tensor, target: torch.Tensor, classes: int) -> torch.Tensor:
         """The score of each of K clients, in percent: float [K].
 
-        `predicted` and `target` are classes, int64 [K, n]; test sets shorter than n are padded, which `target`
-        marks by -1 (what `predicted` holds there does not matter). A client without test images scores 0.
+        `predicted` and `target` are classes, int64 [K, n]. Test sets shorter than n are padded, which
+        `target` marks by -1 (what `predicted` holds there does not matter).
         """

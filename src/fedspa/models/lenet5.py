@@ -10,15 +10,15 @@ from fedspa.models.image_size import check_image_size
 
 
 class LeNet5(nn.Module):
-    """conv 20 k5, pool 2, ReLU; conv 50 k5, pool 2, ReLU; fc 500, ReLU; fc classes. PyTorch's default weights.
+    """Twice conv 5 x 5 unpadded (20, 50 channels), pooling by 2, ReLU; linear to 500, ReLU; linear.
 
-    ReLU comes after max-pooling: both only pick and clip, so the function is that of the textbook order for a
-    quarter of the work.
+    ReLU comes after max-pooling: the two commute, and there it has a quarter of the work. PyTorch's default
+    initial weights.
     """
 
     def __init__(self, channels: int, image_size: int, classes: int) -> None:
         super().__init__()
-        check_image_size("lenet5", image_size, 16, "its two unpadded convolutions and poolings leave nothing of them")
+        check_image_size("lenet5", image_size, 16, "its convolutions and poolings leave nothing of them")
         side = ((image_size - 4) // 2 - 4) // 2  # a 5 x 5 kernel takes 4 pixels, a pooling half of the rest
         self.conv1 = nn.Conv2d(channels, 20, 5)
         self.conv2 = nn.Conv2d(20, 50, 5)

@@ -1,4 +1,4 @@
-"""ResNet18 with GroupNorm and the CIFAR stem, the paper's network for CIFAR-100 (11,220,132 parameters there)."""
+"""ResNet18 with GroupNorm and CIFAR stem, the paper's network for CIFAR-100 (11,220,132 parameters there)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BasicBlock(nn.Module):
 class ResNet18(nn.Module):
     """A 3 x 3 stem without pooling, four stages of two blocks, the mean over positions, one linear layer.
 
-    GroupNorm(32) stands wherever ResNet has BatchNorm, shortcuts included. PyTorch's default weights.
+    GroupNorm(32) stands wherever ResNet has BatchNorm, shortcuts included. PyTorch's default initial weights.
     """
 
     def __init__(self, channels: int, image_size: int, classes: int) -> None:

@@ -1,4 +1,4 @@
-"""A network for small images that trains in seconds on a CPU: the 8 x 8 handwritten digits (24,170 parameters)."""
+"""A network for the 8 x 8 handwritten digits (26,090 parameters there) that trains in seconds on a CPU."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from fedspa.models.image_size import check_image_size
 
 
 class SmallCNN(nn.Module):
-    """Three 3 x 3 convolutions with GroupNorm(8), a pooling by 2 after the second, the mean over positions,
-    one linear layer; PyTorch's default weights. ReLU comes after max-pooling, as in LeNet5."""
+    """Three times conv 3 x 3 (16, 32, 64 channels), GroupNorm(8), ReLU, the last two pooled by 2; linear.
+
+    ReLU comes after max-pooling, as in LeNet5. PyTorch's default initial weights.
+    """
 
     def __init__(self, channels: int, image_size: int, classes: int) -> None:
         super().__init__()
-        check_image_size("small_cnn", image_size, 4, "its 3 x 3 kernels would see mostly padding")
+        check_image_size("small_cnn", image_size, 4, "its two poolings by 2 leave nothing of them")
         self.conv1 = nn.Conv2d(channels, 16, 3, padding=1)
         self.norm1 = nn.GroupNorm(8, 16)
         self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
         self.norm2 = nn.GroupNorm(8, 32)
         self.conv3 = nn.Conv2d(32, 64, 3, padding=1)
         self.norm3 = nn.GroupNorm(8, 64)
-        self.fc = nn.Linear(64, classes)
+        self.fc = nn.Linear(64 * (image_size // 4) ** 2, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = F.relu(self.norm1(self.conv1(images)), inplace=True)
         x = F.relu(F.max_pool2d(self.norm2(self.conv2(x)), 2), inplace=True)
-        x = F.relu(self.norm3(self.conv3(x)), inplace=True)
-        return self.fc(x.mean((2, 3)))
+        x = F.relu(F.max_pool2d(self.norm3(self.conv3(x)), 2), inplace=True)
+        return self.fc(x.flatten(1))

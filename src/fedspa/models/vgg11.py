@@ -16,8 +16,8 @@ class VGG11(nn.Module):
     """Eight times conv 3 x 3 with bias, GroupNorm(32), ReLU, with five poolings; one linear layer.
 
     Convolutions start Kaiming-normal by fan-out, the linear layer N(0, 0.01), biases 0. ReLU comes after
-    max-pooling where there is one: the same function, a quarter of the work. What the poolings leave of images
-    larger than 32 x 32 is averaged.
+    max-pooling where there is one: the same function, a quarter of the work. What the poolings leave of
+    images larger than 32 x 32 is averaged.
     """
 
     def __init__(self, channels: int, image_size: int, classes: int) -> None:
@@ -36,12 +36,12 @@ class VGG11(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        for layer in self.features:
-            if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-                nn.init.zeros_(layer.bias)
+        for name, tensor in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(tensor)
+            elif tensor.dim() == 4:
+                nn.init.kaiming_normal_(tensor, mode="fan_out", nonlinearity="relu")
         nn.init.normal_(self.classifier.weight, std=0.01)
-        nn.init.zeros_(self.classifier.bias)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.classifier(self.features(images).mean((2, 3)))
