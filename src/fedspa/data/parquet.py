@@ -42,7 +42,7 @@ def folder_shards(folder: Path, split: str, columns: list[str]) -> list[Shard]:
         raise UserError(f"dataset.path={folder} is no folder: it must hold train*.parquet and test*.parquet.")
     found = {name: _files(folder, name) for name in ("train", "test")}
     if not found[split]:
-        held = ", ".join(f"{name}*.parquet" for name, files in found.items() if files) or "no such file at all"
+        held = " ".join(f"only {name}*.parquet" for name, files in found.items() if files) or "no such file"
         raise UserError(
             f"dataset.path={folder} has no {split} split: it must hold {split}*.parquet, directly or in one "
             f"folder below it, and holds {held}."
@@ -75,14 +75,10 @@ def _batches(parquet: pq.ParquetFile, file: Path, columns: list[str]) -> Iterato
             yield batch
             row += len(batch)
     except (OSError, ValueError) as error:  # Arrow's own errors are of these two kinds
-        raise UserError(
-            f"{file} is corrupt somewhere from row {row} (from 0) on ({first_line(error)})."
-        ) from error
+        raise UserError(f"{file} is corrupt from row {row} (from 0) on ({first_line(error)}).") from error
 
 
-def decode_shard(
-    shard: Shard, image: str, label: str, pixels: np.ndarray, labels: np.ndarray
-) -> None:
+def decode_shard(shard: Shard, image: str, label: str, pixels: np.ndarray, labels: np.ndarray) -> None:
     """Decode the first rows of a shard into `pixels` uint8 [n, H, W, C] and `labels` int64 [n], in place.
 
     One thread: Pillow's short calls on small images fight for the interpreter's lock, and two threads take
@@ -91,7 +87,8 @@ def decode_shard(
     _check_columns(shard, image, label)
     row = 0
     for table in shard.tables:
-        for cell, number in zip(table.column(image).to_pylist(), table.column(label).to_pylist(), strict=True):
+        cells, numbers = table.column(image).to_pylist(), table.column(label).to_pylist()
+        for cell, number in zip(cells, numbers, strict=True):
             if row == len(labels):
                 return
             try:
@@ -114,15 +111,17 @@ def _check_columns(shard: Shard, image: str, label: str) -> None:
     for setting, column in (("image", image), ("label", label)):
         if column not in shard.schema.names:
             raise UserError(
-                f"dataset.{setting}={column} is no column of {shard.where}: {nearest(column, shard.schema.names)}."
+                f"dataset.{setting}={column} is no column of {shard.where}: "
+                f"{nearest(column, shard.schema.names)}."
             )
     kind = shard.schema.field(image).type
     if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
-        raise UserError(f"dataset.image={image} of {shard.where} is {kind}: it must be struct{{bytes, path}}.")
-    if not pa.types.is_integer(shard.schema.field(label).type):
         raise UserError(
-            f"dataset.label={label} of {shard.where} is {shard.schema.field(label).type}: it must be an integer."
+            f"dataset.image={image} in {shard.where} is {kind}: it must be struct{{bytes, path}}."
         )
+    kind = shard.schema.field(label).type
+    if not pa.types.is_integer(kind):
+        raise UserError(f"dataset.label={label} in {shard.where} is {kind}: it must be an integer.")
 
 
 def decode_image(encoded: bytes | None, side: int, channels: int) -> np.ndarray:
@@ -137,7 +136,8 @@ def decode_image(encoded: bytes | None, side: int, channels: int) -> np.ndarray:
         if picture.mode not in COLOUR_MODES[channels]:
             raise ValueError(f"its colour mode is {picture.mode}, dataset.channels={channels}")
         wanted = "L" if channels == 1 else "RGB"
-        return np.asarray(picture if picture.mode == wanted else picture.convert(wanted)).reshape(side, side, -1)
+        pixels = np.asarray(picture if picture.mode == wanted else picture.convert(wanted))
+    return pixels.reshape(side, side, channels)
 
 
 def first_line(error: Exception) -> str:
