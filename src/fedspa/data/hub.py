@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedspa.data.parquet import ROWS_AT_ONCE, Shard, decode_shard, first_line, folder_shards
+from fedspa.data.parquet import ROWS_AT_ONCE, Shard, brief, decode_shard, folder_shards
 from fedspa.data.source import ImageSet, ImageSource
 from fedspa.errors import UserError, check_choice
 
@@ -78,7 +78,7 @@ class HubImages(ImageSource):
             data = load_dataset(self.hub, split=split).with_format("arrow")
         except Exception as error:  # the network, the hub and the disk fail in many ways
             raise UserError(
-                f"dataset.hub={self.hub} cannot be downloaded ({first_line(error)}): check the name and the "
+                f"dataset.hub={self.hub} cannot be downloaded ({brief(error)}): check the name and the "
                 f"network, or set dataset.path to a folder with its Parquet files."
             ) from error
         return Shard(self.origin, len(data), data.features.arrow_schema, data.iter(ROWS_AT_ONCE))

@@ -13,7 +13,7 @@ from typing import IO, cast
 import numpy as np
 
 from fedspa.data.hub import HubImages
-from fedspa.data.parquet import first_line
+from fedspa.data.parquet import brief
 from fedspa.data.source import ImageSet
 from fedspa.errors import UserError
 
@@ -59,7 +59,7 @@ def read_idx(file: Path, dims: int) -> np.ndarray:
             header = stream.read(4 + 4 * dims)
             zeros, kind, rank, *shape = struct.unpack(f">HBB{dims}I", header)
         except (OSError, EOFError, zlib.error, struct.error) as error:
-            raise UserError(f"{file} is no idx file ({first_line(error)}).") from error
+            raise UserError(f"{file} is no idx file ({brief(error)}).") from error
         if (zeros, kind, rank) != (0, UINT8, dims):
             raise UserError(
                 f"{file} is no idx file of {dims}-dimensional uint8 data (header {header.hex()})."
@@ -85,5 +85,5 @@ def _read_at_most(stream: IO[bytes], size: int) -> tuple[bytearray, str]:
         while len(data) < size and (piece := stream.read(min(1 << 20, size - len(data)))):
             data += piece
     except (OSError, EOFError, zlib.error) as error:
-        return data, first_line(error)
+        return data, brief(error)
     return data, "end of file"

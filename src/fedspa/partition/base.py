@@ -30,7 +30,7 @@ class Partition(ABC):
         empty = [client for client, part in enumerate(rows) if len(part) == 0]
         if empty:
             raise UserError(
-                f"partition={self.name} leaves {len(empty)} of federation.clients={clients} without any image "
+                f"partition={self.name} leaves {len(empty)} of federation.clients={clients} without images "
                 f"(N/K = {len(labels) / clients:.1f}): fewer clients or more images would do."
             )
         return rows
