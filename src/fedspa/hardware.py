@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fedspa.errors import UserError, check_choice, check_range
 
 if TYPE_CHECKING:
+    import torch
     from lightning.fabric import Fabric
 
 
@@ -23,14 +24,22 @@ class Hardware:
     """auto takes a GPU where there is one."""
     precision: str = "32-true"
     """32-true, 64-true (for sharp comparisons), or bf16-mixed."""
-    threads: int | None = None
-    """Threads inside one operation on the CPU; null leaves it to torch."""
+    threads: int | None = 1
+    """Threads inside one operation on the CPU; null leaves it to torch. One gives the same bytes on every machine
+    of a kind, and several fare badly where another process is busy."""
 
     def __post_init__(self) -> None:
         check_choice("hardware.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
         check_choice("hardware.precision", self.precision, ("32-true", "64-true", "bf16-mixed"))
         if self.threads is not None:
             check_range("hardware.threads", self.threads, low=1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights and images."""
+        import torch
+
+        return torch.float64 if self.precision == "64-true" else torch.float32
 
     def fabric(self) -> Fabric:
         """Lightning Fabric on this hardware. Raises `UserError` where a GPU is asked for and there is none."""
