@@ -18,7 +18,8 @@ check: $(READY) ## look for mistakes without running: ruff and mypy
 	$(RUN) -m mypy
 
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedspa needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedspa needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@echo "Making $(VENV): a few minutes, once."
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)

@@ -30,9 +30,9 @@ Task = Callable[[Plan, Path], None]
 def main(task: Task) -> int:
     """Do what the command line says: `task` once, or with -m once for each combination.
 
-    Returns the exit code: 0, done; 1, fedspa has a bug, whose traceback is shown; 2, a mistake of the user, told
-    in one sentence (with its traceback under HYDRA_FULL_ERROR=1); 130, stopped by Ctrl-C. After several jobs it
-    is the highest of theirs.
+    Returns the exit code: 0, done; 1, fedspa has a bug, whose traceback is shown; 2, a mistake of the user,
+    told in one sentence (under HYDRA_FULL_ERROR=1 with its traceback); 130, stopped by Ctrl-C. After several
+    jobs, the highest of theirs.
     """
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra reports errors itself, and exits
