@@ -11,7 +11,8 @@ from fedspa.config import Plan
 
 def train(plan: Plan, folder: Path) -> None:
     """One run, its files in `folder`."""
-    from fedspa.experiment import run  # brings torch and Lightning: seconds, spent only on a run without mistakes
+    # Imported here because it brings torch and Lightning: seconds, spent only on a run without mistakes.
+    from fedspa.experiment import run
 
     run(plan, folder)
 

@@ -28,10 +28,11 @@ Task = Callable[[Plan, Path], None]
 
 
 def main(task: Task) -> int:
-    """Do what the command line says: `task` once, or with -m once for each combination. Returns the exit code.
+    """Do what the command line says: `task` once, or with -m once for each combination.
 
-    0: done. 1: fedspa has a bug, whose traceback is shown. 2: a mistake of the user, told in one sentence (with its
-    traceback under HYDRA_FULL_ERROR=1). 130: stopped by Ctrl-C. With -m the highest code of any job.
+    Returns the exit code: 0, done; 1, fedspa has a bug, whose traceback is shown; 2, a mistake of the user,
+    told in one sentence (under HYDRA_FULL_ERROR=1 with its traceback); 130, stopped by Ctrl-C. After several
+    jobs, the highest of theirs.
     """
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra reports errors itself, and exits
@@ -52,9 +53,8 @@ def main(task: Task) -> int:
             if command.mode == RunMode.MULTIRUN:
                 print(f"Failed: {title}", file=sys.stderr)
             report(error, show_traceback)
-            with suppress(OSError):  # Hydra made the folders; one that is not empty stays
+            with suppress(OSError):  # Hydra made the folder; it stays if anything was written to it
                 folder.rmdir()
-                folder.parent.rmdir()
 
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(job)()
@@ -101,7 +101,8 @@ def explain_hydra(error: Exception) -> UserError:
     elif cause is not None:
         mistake = explain(cause)
     elif text.startswith(("Ambiguous value", "Sweep parameters")):
-        mistake = UserError(f"{text.split(chr(39))[1]} is several values: add -m to run each, or write a list as [a,b].")
+        override = text.split("'")[1]
+        mistake = UserError(f"{override} is several values: add -m to run each, or write a list as [a,b].")
     else:
         mistake = UserError(f"{text} (in: {' '.join(sys.argv[1:])})")
     mistake.__cause__ = error
@@ -117,7 +118,8 @@ def defer_torch() -> None:
     if "torch" in sys.modules:
         return
     stand_in = ModuleType("torch")
-    stand_in.__spec__, stand_in.__file__ = find_spec("torch"), "deferred"  # looked at by code that wants no torch
+    stand_in.__spec__ = find_spec("torch")  # looked at by code that only asks whether there is a torch,
+    stand_in.__file__ = "deferred"  # as is this
 
     def load(name: str) -> Any:
         if sys.modules.get("torch") is stand_in:

@@ -1,7 +1,7 @@
 """From the config that Hydra composed to a checked `Plan`: typed values, built components, one hash.
 
-Nothing in here needs torch, so a mistake in the config is answered within a second. The network is the exception:
-it is built by `build_model`, when the run has begun.
+Nothing in here needs torch, so a mistake in the config is answered within a second. The network is the
+exception: it is built by `build_model`, when the run has begun.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import hashlib
 import inspect
 import json
 import re
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, make_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -80,7 +80,11 @@ def config_dir() -> Path:
 
 def register() -> None:
     """Make the schema and the resolvers that conf/ uses known to Hydra and OmegaConf."""
-    ConfigStore.instance().store(name="schema", node=Config)
+    schema = OmegaConf.structured(Config)
+    for group in ("model", *ONE_EACH, *SEVERAL):
+        # Hydra would refuse options that no YAML mentions; `check` knows all that a component has.
+        OmegaConf.set_struct(schema[group], False)
+    ConfigStore.instance().store(name="schema", node=schema)
     OmegaConf.register_new_resolver("project_root", lambda: str(project_root()), replace=True)
     OmegaConf.register_new_resolver("used_sparsity", _used_sparsity, replace=True)
 
@@ -123,9 +127,9 @@ def _check_together(plan: Plan) -> None:
     """What no component can see alone."""
     method, mask = plan.names["method"], plan.names["mask"]
     if plan.method.uses_mask and plan.mask is None:
-        raise UserError(f"method={method} searches masks, so mask={mask} leaves it nothing to do: use mask=dst.")
+        raise UserError(f"method={method} needs masks, but mask={mask}: use mask=dst or another searcher.")
     if plan.mask is not None and not plan.method.uses_mask:
-        raise UserError(f"method={method} trains without masks, so mask={mask} has no meaning: use mask=none.")
+        raise UserError(f"method={method} trains dense, so mask={mask} has no meaning: use mask=none.")
     path = plan.resolved["dataset"].get("path")
     if path is not None and not Path(path).exists():
         raise UserError(f"dataset.path={path} does not exist: it must be the data set's folder or file.")
@@ -143,26 +147,26 @@ def config_hash(resolved: dict[str, Any]) -> str:
 
 
 def build_model(plan: Plan, channels: int, image_size: int, classes: int) -> nn.Module:
-    """The network for images [channels, image_size, image_size], its options checked against its constructor."""
+    """The network for images [channels, image_size, image_size].
+
+    Raises `UserError` for an option that its constructor does not have, or of another type.
+    """
     options = {key: value for key, value in plan.resolved["model"].items() if key not in ("name", "_target_")}
     network = find_class("model", plan.resolved["model"]["_target_"], plan.settings.trusted_packages)
-    hints = get_type_hints(network.__init__)
     given = {"channels": channels, "image_size": image_size, "classes": classes}
-    schema = make_dataclass(
-        network.__name__,
-        [
-            (name, hints.get(name, Any), field() if option.default is option.empty else field(default=option.default))
-            for name, option in inspect.signature(network).parameters.items()
-            if name not in given
-        ],
-        kw_only=True,
-    )
+    types = get_type_hints(network.__init__)
+    fields = [
+        (name, types.get(name, Any), MISSING if option.default is option.empty else option.default)
+        for name, option in inspect.signature(network).parameters.items()
+        if name not in given
+    ]
+    schema = make_dataclass(network.__name__, fields)
     _, typed = _build("model", schema, options)
     return network(**given, **typed)
 
 
 def find_class(where: str, target: str, trusted: list[str]) -> Any:
-    """The class that `<where>._target_` names, or a `UserError`. Only classes of trusted packages are found."""
+    """The class that `<where>._target_` names. Raises `UserError` unless it is one of a trusted package."""
     packages = ("fedspa", *trusted)
     module, _, name = target.rpartition(".")
     refusal = f"{where}._target_={target} is not a class of {' or '.join(packages)}"
@@ -201,7 +205,7 @@ def explain(error: OmegaConfBaseException, group: str = "") -> UserError:
     where = ".".join(part for part in (group, error.full_key) if part)
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
         valid = {str(key) for key in error.parent_node or ()} - {"_target_", "hydra"}
-        if error.full_key == error.key and not group:  # a group can be chosen though it is no key of the config
+        if error.full_key == error.key and not group:  # groups can be chosen, though not all are keys
             valid |= {folder.name for folder in config_dir().iterdir() if folder.is_dir()}
         return UserError(f"{where} is not a setting: {nearest(str(error.key), valid)}.")
     what = str(error).splitlines()[0].rstrip(".")

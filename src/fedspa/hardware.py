@@ -42,12 +42,13 @@ class Hardware:
         return torch.float64 if self.precision == "64-true" else torch.float32
 
     def fabric(self) -> Fabric:
-        """Lightning Fabric on this hardware. Raises `UserError` where a GPU is asked for and there is none."""
+        """Lightning Fabric on this hardware. Raises `UserError` if it needs a GPU and there is none."""
         import torch
         from lightning.fabric import Fabric
 
-        if self.accelerator == "gpu" and not (torch.cuda.is_available() or torch.backends.mps.is_available()):
-            raise UserError("hardware.accelerator=gpu, but torch sees no GPU here: use hardware=cpu or hardware=auto.")
+        has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+        if self.accelerator == "gpu" and not has_gpu:
+            raise UserError("hardware.accelerator=gpu, but torch sees no GPU here: use hardware=auto or cpu.")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         return Fabric(accelerator=self.accelerator, devices=1, precision=self.precision)  # type: ignore[arg-type]
