@@ -20,6 +20,8 @@ def nearest(word: str, options: Iterable[str]) -> str:
     'did you mean dst? (valid: dst, none, rsm)'
     """
     names = sorted(options)
+    if not names:
+        return "there are none to choose from"
     close = get_close_matches(word, names, n=2, cutoff=0.5)
     if not close:
         return f"valid are {', '.join(names)}"
