@@ -22,48 +22,68 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedspa.config import Plan, check, config_dir, explain, register
 from fedspa.errors import UserError, nearest
+from fedspa.studies import register_studies
+from fedspa.sweeping import JobFailed, PlannedJob
 
 Task = Callable[[Plan, Path], None]
 """What an entry point does with a checked run and the folder for its files."""
 
 
 def main(task: Task) -> int:
-    """Do what the command line says: `task` once, or with -m once for each combination.
+    """Do what the command line says: `task` once, or with -m once for each job of a sweep. Returns the exit code.
 
-    Returns the exit code: 0, done; 1, fedspa has a bug, whose traceback is shown; 2, a mistake of the user,
-    told in one sentence (under HYDRA_FULL_ERROR=1 with its traceback); 130, stopped by Ctrl-C. After several
-    jobs, the highest of theirs.
+    0: done. 1: fedspa has a bug, whose traceback is shown. 2: a mistake of the user, told in one sentence (with its
+    traceback under HYDRA_FULL_ERROR=1). 130: stopped by Ctrl-C. With -m the highest code of any job.
     """
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra reports errors itself, and exits
     defer_torch()
     register()
-    outcomes: list[tuple[str, Exception | None]] = []
+    register_studies()
 
     def job(config: DictConfig) -> None:
-        """One run. It raises nothing but KeyboardInterrupt, so that the other jobs of a sweep go on."""
+        """One run, which tells of its own failure at once. That ends the program, or only this job of a sweep."""
         command = HydraConfig.get()
         folder = Path(command.runtime.output_dir)
-        title = f"job {len(outcomes)}: {' '.join(command.overrides.task)}"
         try:
-            task(check(config), folder)
-            outcomes.append((title, None))
+            run(task, config, folder)
         except Exception as error:
-            outcomes.append((title, error))
-            if command.mode == RunMode.MULTIRUN:
-                print(f"Failed: {title}", file=sys.stderr)
-            report(error, show_traceback)
-            with suppress(OSError):  # Hydra made the folder; it stays if anything was written to it
+            if command.mode == RunMode.RUN:
+                raise SystemExit(report(error, show_traceback)) from error
+            print(f"Failed: {folder.parent.name}/{folder.name}", file=sys.stderr)
+            code = report(error, show_traceback)
+            raise JobFailed(code, f"{type(error).__name__}: {error}") from None
+        finally:
+            with suppress(OSError):  # Hydra made the folders; one that is not empty stays
                 folder.rmdir()
+                folder.parent.rmdir()
 
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(job)()
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 130
-    except (HydraException, OmegaConfBaseException, ValueError) as error:  # from composing: no job raises
+    except SystemExit as end:
+        return int(end.code or 0)
+    except UserError as error:
+        return report(error, show_traceback)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # from composing: no job raises them
         return report(explain_hydra(error), show_traceback)
-    return conclude(outcomes)
+    return 0
+
+
+def run(task: Task, config: DictConfig, folder: Path) -> None:
+    """Check a config, and do what it says. Raises whatever goes wrong."""
+    command = HydraConfig.get()
+    if command.mode == RunMode.RUN and (study := command.runtime.choices.get("sweep")):
+        raise UserError(f"sweep={study} is many runs: add -m to run them.")
+    plan = check(config)
+    if not plan.settings.dry_run:
+        task(plan, folder)
+        return
+    from fedspa.dry_run import listing
+
+    print(listing([PlannedJob(plan.settings.name, (), folder, plan)]))
 
 
 def report(error: Exception, show_traceback: bool) -> int:
@@ -74,16 +94,6 @@ def report(error: Exception, show_traceback: bool) -> int:
     else:
         traceback.print_exception(error)
     return 2 if mistake else 1
-
-
-def conclude(outcomes: list[tuple[str, Exception | None]]) -> int:
-    """The exit code of all jobs together. After several jobs, those that failed are listed once more."""
-    failed = [(title, error) for title, error in outcomes if error is not None]
-    if failed and len(outcomes) > 1:
-        print(f"\n{len(failed)} of {len(outcomes)} jobs failed:", file=sys.stderr)
-        for title, error in failed:
-            print(f"  {title}\n    {type(error).__name__}: {error}", file=sys.stderr)
-    return max((2 if isinstance(error, UserError) else 1 for _, error in failed), default=0)
 
 
 def explain_hydra(error: Exception) -> UserError:

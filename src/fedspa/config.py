@@ -40,6 +40,8 @@ ONE_EACH = ("dataset", "partition", "layer_sparsity", "mask", "method", "hardwar
 """Groups that give one component."""
 SEVERAL = ("metrics", "loggers")
 """Parts of the config that hold any number of components, by name."""
+NEUTRAL = ("name", "hardware", "loggers", "save", "dry_run")
+"""Parts of the config that decide nothing in a run's results."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,7 @@ def config_hash(resolved: dict[str, Any]) -> str:
 
     Left out: the run's name, where data lies, what computes, and what is logged or kept.
     """
-    left_out = ("name", "hardware", "loggers", "save")
-    content = {key: value for key, value in resolved.items() if key not in left_out}
+    content = {key: value for key, value in resolved.items() if key not in NEUTRAL}
     content["dataset"] = {key: value for key, value in resolved["dataset"].items() if key != "path"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 

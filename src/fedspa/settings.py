@@ -133,6 +133,8 @@ class Config:
     finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
     costs: CostSettings = field(default_factory=CostSettings)
     save: SaveSettings = field(default_factory=SaveSettings)
+    dry_run: bool = False
+    """Say what the run would cost, and run nothing."""
     trusted_packages: list[str] = field(default_factory=list)
     """Packages beside fedspa whose classes a config may name as `_target_`."""
     dataset: dict[str, Any] = field(default_factory=dict)

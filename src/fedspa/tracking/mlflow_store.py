@@ -27,6 +27,8 @@ SMALL_FILES = ("*.yaml", "*.csv", "*.json", "*.png")
 PARAM_LENGTH = 500
 METRICS_A_CALL, PARAMS_A_CALL = 1000, 100
 """MLflow's own limits on one batch."""
+PARENT = "mlflow.parentRunId"
+"""The tag that nests a run below another."""
 
 
 @dataclass(kw_only=True)
@@ -40,6 +42,8 @@ class MLflowTracker:
     flush_rounds: int = 10
     flush_seconds: float = 5.0
     """The buffer is sent once it holds so many rounds, or so much time after the last time."""
+    parent_run_id: str | None = None
+    """The run of the sweep that this run belongs to; set by the sweep."""
 
     def __post_init__(self) -> None:
         check_range("loggers.mlflow.flush_rounds", self.flush_rounds, low=1)
@@ -49,13 +53,19 @@ class MLflowTracker:
 
     def start(self, info: RunInfo) -> None:
         self._info = info
-        uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or _default_uri()
-        self._client, self._experiment_id = _open_store(uri, self.experiment)
-        run = self._client.create_run(
-            self._experiment_id, run_name=str(info.config.get("name", "run")), tags=_tags(info)
-        )
-        self._run_id, self._uri, self._flushed = run.info.run_id, uri, time.monotonic()
+        self._client, self._experiment_id = self.open_store()
+        tags = _tags(info) | ({PARENT: self.parent_run_id} if self.parent_run_id else {})
+        run = self._client.create_run(self._experiment_id, run_name=str(info.config.get("name", "run")), tags=tags)
+        self._run_id, self._flushed = run.info.run_id, time.monotonic()
         self._log_params(info.config)
+
+    def open_store(self) -> tuple[MlflowClient, str]:
+        """A client of the tracking store, and the experiment's id. Raises `UserError` if there is none to be had."""
+        return _open_store(self._uri, self.experiment)
+
+    @property
+    def _uri(self) -> str:
+        return self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or _default_uri()
 
     def round(self, record: RoundRecord) -> None:
         self._buffer.append((_round_metrics(record), record.round, _now()))

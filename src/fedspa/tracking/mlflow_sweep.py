@@ -1,0 +1,52 @@
+"""A sweep in MLflow: a run of its own, under which its jobs are nested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fedspa.tracking.mlflow_store import MLflowTracker
+
+SWEEP = "sweep"
+"""The tag by which a sweep's run is found again when the sweep goes on another day."""
+
+
+@dataclass
+class Parent:
+    """What a sweep's jobs need to know of its run, and what the run is to know in the end."""
+
+    overrides: list[str]
+    """Nests a job; empty where nothing goes to MLflow."""
+    failed: int = 0
+
+
+@contextmanager
+def nested_in(sweep: str, loggers: Mapping[str, Any]) -> Iterator[Parent]:
+    """The sweep's run while its jobs run; afterwards it is FINISHED, FAILED if a job was, or KILLED by Ctrl-C.
+
+    The store is made here, before jobs that run side by side could all try to. Raises `UserError` if it cannot
+    be had.
+    """
+    found = next(((key, logger) for key, logger in loggers.items() if isinstance(logger, MLflowTracker)), None)
+    if found is None:
+        yield Parent([])
+        return
+    key, tracker = found
+    client, experiment = tracker.open_store()
+    if earlier := client.search_runs([experiment], f"tags.{SWEEP} = '{sweep}'", max_results=1):
+        run_id = earlier[0].info.run_id
+        client.update_run(run_id, status="RUNNING")
+    else:
+        run_id = client.create_run(experiment, run_name=sweep, tags={SWEEP: sweep}).info.run_id
+    parent = Parent([f"++loggers.{key}.parent_run_id={run_id}"])
+    status = "FAILED"
+    try:
+        yield parent
+        status = "FAILED" if parent.failed else "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        client.set_terminated(run_id, status)

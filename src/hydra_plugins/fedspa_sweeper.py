@@ -1,0 +1,47 @@
+"""The sweeper of `python src/train.py -m ...`. Hydra finds sweepers in the namespace hydra_plugins only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict
+
+from fedspa.studies import study
+from fedspa.sweeping import run_sweep
+
+
+class StudySweeper(Sweeper):
+    """Hands what Hydra knows to `fedspa.sweeping`; conf/hydra/sweeper/study.yaml explains its options."""
+
+    def __init__(self, params: dict[str, str], rows: list[dict[str, Any]]) -> None:
+        self._params, self._rows = params, rows
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._loader, self._config = hydra_context.config_loader, config
+        self._launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Run what the command line asks for; ends the program with an exit code where a job failed."""
+        parser = OverridesParser.create(config_loader=self._loader)
+        code = run_sweep(
+            study(self._params, self._rows, arguments, parser),
+            root=Path(self._config.hydra.sweep.dir),
+            compose=self._compose,
+            launch=lambda jobs: self._launcher.launch(jobs, initial_job_idx=0),
+        )
+        if code:
+            raise SystemExit(code)
+
+    def _compose(self, overrides: Sequence[str]) -> DictConfig:
+        config = self._loader.load_sweep_config(self._config, list(overrides))
+        with open_dict(config):
+            del config["hydra"]
+        return config
