@@ -96,15 +96,15 @@ class Federation:
 def build(plan: Plan) -> Federation:
     """Load the data, deal it to the clients, and put network, engine, evaluator and loop together."""
     settings, source = plan.settings, plan.dataset
-    data = source.load()
-    rows = client_rows(data, source, plan.partition, settings.federation.clients, settings.seed)
-    _check_batches(plan, rows)
-
+    fabric = plan.hardware.fabric()
     shape = (source.channels, source.image_size, source.image_size)
     network = seeded(lambda: build_model(plan, source.channels, source.image_size, source.classes), settings.seed)
     network = network.to(plan.hardware.dtype)
     costs = NetworkCosts.of(network, shape, settings.costs.convention)
-    fabric = plan.hardware.fabric()
+
+    data = source.load()  # after the network, whose mistakes need no data
+    rows = client_rows(data, source, plan.partition, settings.federation.clients, settings.seed)
+    _check_batches(plan, rows)
 
     def pixels(images: ImageSet, augmentation: Augmentation) -> Pixels:
         return Pixels(images, source.mean, source.std, augmentation, fabric.device, plan.hardware.dtype)

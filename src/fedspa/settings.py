@@ -123,7 +123,7 @@ class SaveSettings:
 class Config:
     """The whole config. The groups are filled by the YAML files of conf/."""
 
-    name: str = "${dataset.name}-${method.name}-${mask.name}-s${sparsity}-seed${seed}"
+    name: str = "${dataset.name}-${method.name}-${mask.name}-s${used_sparsity:}-seed${seed}"
     seed: int = 0
     sparsity: float = 0.5
     """Share of the parameters that are inactive, in [0, 1); ignored by dense methods."""
