@@ -75,6 +75,7 @@ class History:
                 "up": costs.up_bytes,
                 "masks": costs.mask_bytes,
                 "total": costs.traffic_bytes,
+                "encoded": costs.encoded_bytes if info.config["federation"]["wire"] else None,
                 "dense_total": dense.traffic_bytes,
             },
             "flops": {
