@@ -22,6 +22,7 @@ from fedspa.engine import EagerEngine
 from fedspa.errors import UserError
 from fedspa.evaluation import Evaluator, spread
 from fedspa.federation import FederatedLoop
+from fedspa.link import Link
 from fedspa.masks.initial import InitialMasks
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Origin, Visit
@@ -147,6 +148,7 @@ def build(plan: Plan) -> Federation:
         evaluators=evaluators,
         origin=origin,
         client_rows=rows.train,
+        link=Link(space, settings.federation.wire) if settings.federation.wire else None,
         on_visit=keep_local,
     )
     return Federation(loop, space, data, rows, local_models)

@@ -13,6 +13,7 @@ from fedspa.costs import NetworkCosts
 from fedspa.engine import EagerEngine
 from fedspa.errors import UserError
 from fedspa.evaluation import Evaluator, Scores, spread
+from fedspa.link import Link
 from fedspa.masks.base import MaskSearcher
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit
@@ -64,18 +65,20 @@ class FederatedLoop:
         evaluators: Sequence[Evaluator],
         origin: Origin,
         client_rows: Sequence[np.ndarray],
+        link: Link | None = None,
         on_visit: Callable[[int, Visit], None] = lambda client, visit: None,
     ) -> None:
         """
         Args:
             evaluators: one a set of test images; their metrics have different names.
             client_rows: int64, the training rows of each client.
+            link: takes all that a visit sends through the wire format.
             on_visit: sees every visit before it is forgotten, in client order.
         """
         self._seed, self._federation, self._training, self._evaluation = seed, federation, training, evaluation
         self._method, self._searcher, self._engine, self._network = method, searcher, engine, network
         self._evaluators, self._origin, self._on_visit = evaluators, origin, on_visit
-        self._client_rows = client_rows
+        self._client_rows, self._link = client_rows, link
         self._dense = FedAvg(name="fedavg")  # what the same visits would have cost
         self.state = FederationState(weights=origin.weights)
 
@@ -161,7 +164,7 @@ class FederatedLoop:
                 searcher=self._searcher,
                 clock=clock,
             )
-            visit = self._method.visit(task)
+            visit = self._link.visit(self._method, task) if self._link else self._method.visit(task)
             if not torch.isfinite(visit.local).all():
                 raise UserError(
                     f"The weights of client {client} in round {self.state.round + 1} are not finite (loss "
