@@ -57,7 +57,6 @@ class History:
         }
         final["finetuned"] = finetuned
         costs, dense = last.total_costs, last.dense_costs
-        training_seconds = self._seconds["train"]
         accuracy = {kind: final.get(kind) for kind in KINDS}
         return {
             **{part: info.names[part] for part in ("method", "mask", "dataset", "model", "partition")},
@@ -85,7 +84,7 @@ class History:
                 "dense_total": dense.flops,
             },
             "seconds": {**self._seconds, "total": total_seconds},
-            "samples_per_s": self._samples / training_seconds if training_seconds else None,
+            "samples_per_s": self._samples / self._seconds["total"],
             "config_hash": info.config_hash,
             "partition_hash": info.partition_hash,
             "version": info.version,
