@@ -165,10 +165,10 @@ def build_model(plan: Plan, channels: int, image_size: int, classes: int) -> nn.
     return network(**given, **typed)
 
 
-def find_class(where: str, target: str, trusted: list[str]) -> Any:
+def find_class(where: str, target: str | None, trusted: list[str]) -> Any:
     """The class that `<where>._target_` names. Raises `UserError` unless it is one of a trusted package."""
     packages = ("fedspa", *trusted)
-    module, _, name = target.rpartition(".")
+    module, _, name = str(target).rpartition(".")
     refusal = f"{where}._target_={target} is not a class of {' or '.join(packages)}"
     if module.partition(".")[0] not in packages:
         raise UserError(f"{refusal}: a package of your own must be named in trusted_packages.")
@@ -182,10 +182,12 @@ def find_class(where: str, target: str, trusted: list[str]) -> Any:
 
 
 def _component(where: str, node: dict[str, Any], trusted: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The object that a node of the config describes, with its typed options. No `_target_`: None."""
+    """The object that a node of the config describes (None for mask=none), with its typed options."""
+    if not isinstance(node, dict):
+        raise UserError(f"{where}={node} is no component: it must be a _target_ and its options.")
     options = dict(node)
     target = options.pop("_target_", None)
-    if target is None:
+    if where == "mask" and target is None:
         return None, dict(node)
     component, typed = _build(where, find_class(where, target, trusted), options)
     return component, {"_target_": target, **typed}
