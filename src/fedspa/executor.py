@@ -73,8 +73,8 @@ class Workers:
             busy[link] = self._send(link, waiting, calls)
         for index in range(len(calls)):
             while index not in outcomes:
-                for link in wait(list(busy)):
-                    assert isinstance(link, Connection)
+                ready = wait(list(busy))
+                for link in [link for link in busy if link in ready]:
                     outcomes[busy.pop(link)] = self._receive(link)
                     if waiting:
                         busy[link] = self._send(link, waiting, calls)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from statistics import fmean
 from typing import Any
 
@@ -16,8 +16,9 @@ ACCURACY = "accuracy"
 
 def mean_spread(spreads: Sequence[Spread]) -> Spread:
     """The field-wise mean over rounds; the clients are those of the last one."""
-    means = {f.name: fmean(getattr(s, f.name) for s in spreads) for f in fields(Spread)}
-    return Spread(**(means | {"clients": spreads[-1].clients}))
+    last = spreads[-1]
+    means = {f.name: fmean(getattr(s, f.name) for s in spreads) for f in fields(Spread) if f.name != "clients"}
+    return replace(last, **means)
 
 
 class History:
