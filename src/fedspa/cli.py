@@ -54,9 +54,8 @@ def main(task: Task) -> int:
             code = report(error, show_traceback)
             raise JobFailed(code, f"{type(error).__name__}: {error}") from None
         finally:
-            with suppress(OSError):  # Hydra made the folders; one that is not empty stays
+            with suppress(OSError):  # Hydra made the folder; it stays if anything was written to it
                 folder.rmdir()
-                folder.parent.rmdir()
 
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(job)()

@@ -40,8 +40,6 @@ ONE_EACH = ("dataset", "partition", "layer_sparsity", "mask", "method", "hardwar
 """Groups that give one component."""
 SEVERAL = ("metrics", "loggers")
 """Parts of the config that hold any number of components, by name."""
-NEUTRAL = ("name", "hardware", "loggers", "save", "dry_run")
-"""Parts of the config that decide nothing in a run's results."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +130,10 @@ def _check_together(plan: Plan) -> None:
         raise UserError(f"method={method} needs masks, but mask={mask}: use mask=dst or another searcher.")
     if plan.mask is not None and not plan.method.uses_mask:
         raise UserError(f"method={method} trains dense, so mask={mask} has no meaning: use mask=none.")
+    if plan.settings.theory.every and plan.mask is None:
+        raise UserError(
+            f"theory.every={plan.settings.theory.every} needs masks, which method={method} has not: set it to 0."
+        )
     path = plan.resolved["dataset"].get("path")
     if path is not None and not Path(path).exists():
         raise UserError(f"dataset.path={path} does not exist: it must be the data set's folder or file.")
@@ -142,7 +144,8 @@ def config_hash(resolved: dict[str, Any]) -> str:
 
     Left out: the run's name, where data lies, what computes, and what is logged or kept.
     """
-    content = {key: value for key, value in resolved.items() if key not in NEUTRAL}
+    left_out = ("name", "hardware", "loggers", "save", "theory", "dry_run")
+    content = {key: value for key, value in resolved.items() if key not in left_out}
     content["dataset"] = {key: value for key, value in resolved["dataset"].items() if key != "path"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -166,10 +169,10 @@ def build_model(plan: Plan, channels: int, image_size: int, classes: int) -> nn.
     return network(**given, **typed)
 
 
-def find_class(where: str, target: str, trusted: list[str]) -> Any:
+def find_class(where: str, target: str | None, trusted: list[str]) -> Any:
     """The class that `<where>._target_` names. Raises `UserError` unless it is one of a trusted package."""
     packages = ("fedspa", *trusted)
-    module, _, name = target.rpartition(".")
+    module, _, name = str(target).rpartition(".")
     refusal = f"{where}._target_={target} is not a class of {' or '.join(packages)}"
     if module.partition(".")[0] not in packages:
         raise UserError(f"{refusal}: a package of your own must be named in trusted_packages.")
@@ -183,10 +186,12 @@ def find_class(where: str, target: str, trusted: list[str]) -> Any:
 
 
 def _component(where: str, node: dict[str, Any], trusted: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The object that a node of the config describes, with its typed options. No `_target_`: None."""
+    """The object that a node of the config describes (None for mask=none), with its typed options."""
+    if not isinstance(node, dict):
+        raise UserError(f"{where}={node} is no component: it must be a _target_ and its options.")
     options = dict(node)
     target = options.pop("_target_", None)
-    if target is None:
+    if where == "mask" and target is None:
         return None, dict(node)
     component, typed = _build(where, find_class(where, target, trusted), options)
     return component, {"_target_": target, **typed}

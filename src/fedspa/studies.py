@@ -18,9 +18,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from fedspa.config import NEUTRAL, config_dir
+from fedspa.config import config_dir
 from fedspa.errors import UserError
 
+NEUTRAL = ("sweep", "dataset.path", "logger", "loggers", "hardware", "name", "dry_run")
+"""Settings that change neither a run's results nor what it leaves in its folder."""
 LONGEST_NAME = 200
 """File systems allow 255 bytes."""
 
@@ -78,7 +80,7 @@ def study(
     variant = [
         text
         for key, override in told.items()
-        if key not in varied and key != "sweep" and not _is_neutral(key)
+        if key not in varied and key not in NEUTRAL and key.partition(".")[0] not in NEUTRAL
         for text in _choices(override)
     ]
     base = told["sweep"].value() if "sweep" in told else "+".join(sorted(varied)) or "single"
@@ -115,7 +117,3 @@ def _file_name(parts: Iterable[str]) -> str:
         return name
     return f"{name[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
-
-def _is_neutral(key: str) -> bool:
-    """Whether a setting has no part in a run's results."""
-    return key == "dataset.path" or key.partition(".")[0] in {"logger", *NEUTRAL}
