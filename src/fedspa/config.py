@@ -144,7 +144,7 @@ def config_hash(resolved: dict[str, Any]) -> str:
 
     Left out: the run's name, where data lies, what computes, and what is logged or kept.
     """
-    left_out = ("name", "hardware", "loggers", "save")
+    left_out = ("name", "hardware", "loggers", "save", "theory")
     content = {key: value for key, value in resolved.items() if key not in left_out}
     content["dataset"] = {key: value for key, value in resolved["dataset"].items() if key != "path"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
