@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +19,14 @@ from fedspa.data.source import Augmentation, ImageSet
 from fedspa.engine import EagerEngine
 from fedspa.evaluation import Evaluator
 from fedspa.federation import FederatedLoop
+from fedspa.layer_sparsity.erk import ErdosRenyiKernel
 from fedspa.masks.base import MaskSearcher
+from fedspa.masks.initial import InitialMasks
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Method, Origin, Visit
 from fedspa.metrics.accuracy import Accuracy
+from fedspa.models.initialise import seeded
+from fedspa.models.small_cnn import SmallCNN
 from fedspa.records import RoundRecord
 from fedspa.settings import EvalSettings, FederationSettings, TrainingSettings
 from fedspa.weights import ParameterSpace
@@ -66,13 +72,13 @@ class Clients:
     classes: int
 
 
-def equal_clients(clients: int, rows: int, side: int = 8, classes: int = 3, seed: int = 0) -> Clients:
-    """`clients` clients of `rows` random training images and four test images each."""
+def random_clients(*sizes: int, side: int = 8, classes: int = 3, seed: int = 0) -> Clients:
+    """Clients of so many random training images, and four test images each."""
     return Clients(
-        train=random_images(clients * rows, side, classes, seed),
-        test=random_images(clients * 4, side, classes, seed + 1),
-        train_rows=np.split(np.arange(clients * rows), clients),
-        test_rows=np.split(np.arange(clients * 4), clients),
+        train=random_images(sum(sizes), side, classes, seed),
+        test=random_images(4 * len(sizes), side, classes, seed + 1),
+        train_rows=np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]),
+        test_rows=np.split(np.arange(4 * len(sizes)), len(sizes)),
         classes=classes,
     )
 
@@ -132,6 +138,37 @@ def federation(
         on_visit=lambda client, visit: visits.append((client, visit)),
     )
     return Federation(loop, visits, runner.space, initial.clone())
+
+
+SMALL_CLIENTS = random_clients(6, 10, 14, 10)
+
+
+def small(
+    method: Method,
+    searcher: MaskSearcher | None = None,
+    sparsity: str = "0.5",
+    epochs: int = 2,
+    rounds: int = 3,
+    clients: Clients = SMALL_CLIENTS,
+    **options: Any,
+) -> Federation:
+    """Two of four clients a round, a convolutional network, float32, ERK masks."""
+    network = seeded(lambda: SmallCNN(channels=1, image_size=8, classes=3), seed=0)
+    space = ParameterSpace.of(network)
+    active = ErdosRenyiKernel(name="erk").active_counts(space.shapes, 1 - Fraction(sparsity), space.names)
+    shared = searcher is None or searcher.initial == "same"
+    return federation(
+        method,
+        network,
+        clients,
+        TrainingSettings(epochs=epochs, batch_size=4),
+        searcher=searcher,
+        initial_mask=InitialMasks(space, active, shared=shared, seed=0),
+        clients_per_round=2,
+        rounds=rounds,
+        dtype=torch.float32,
+        **options,
+    )
 
 
 def pack(mask: Iterable[float]) -> PackedMask:
