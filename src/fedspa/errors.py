@@ -20,9 +20,12 @@ def nearest(word: str, options: Iterable[str]) -> str:
     'did you mean dst? (valid: dst, none, rsm)'
     """
     names = sorted(options)
+    if not names:
+        return "there are none to choose from"
     close = get_close_matches(word, names, n=2, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
-    return f"{hint}(valid: {', '.join(names)})"
+    if not close:
+        return f"valid are {', '.join(names)}"
+    return f"did you mean {' or '.join(close)}? (valid: {', '.join(names)})"
 
 
 def check_choice(where: str, value: str, options: Iterable[str]) -> None:

@@ -21,7 +21,9 @@ from fedspa.data.source import Augmentation, ImageData, ImageSet
 from fedspa.engine import EagerEngine
 from fedspa.errors import UserError
 from fedspa.evaluation import Evaluator, spread
+from fedspa.executor import Executor, InProcess, Workers, can_fork, usable_cores
 from fedspa.federation import FederatedLoop
+from fedspa.link import Link
 from fedspa.masks.initial import InitialMasks
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Origin, Visit
@@ -32,6 +34,7 @@ from fedspa.summary import ACCURACY, History
 from fedspa.tracking.console import ConsoleView
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.run_folder import RunFolder
+from fedspa.visitor import Visitor
 from fedspa.weights import ParameterSpace
 
 
@@ -66,6 +69,8 @@ def run(plan: Plan, folder: Path) -> dict[str, Any]:
     except BaseException as error:
         trackers.abort("FAILED", str(error) or type(error).__name__)
         raise
+    finally:
+        federation.executor.close()
     return summary
 
 
@@ -86,6 +91,7 @@ class Federation:
     """A federation that is ready to run."""
 
     loop: FederatedLoop
+    executor: Executor
     space: ParameterSpace
     data: ImageData
     rows: ClientRows
@@ -96,15 +102,15 @@ class Federation:
 def build(plan: Plan) -> Federation:
     """Load the data, deal it to the clients, and put network, engine, evaluator and loop together."""
     settings, source = plan.settings, plan.dataset
-    data = source.load()
-    rows = client_rows(data, source, plan.partition, settings.federation.clients, settings.seed)
-    _check_batches(plan, rows)
-
+    fabric = plan.hardware.fabric()
     shape = (source.channels, source.image_size, source.image_size)
     network = seeded(lambda: build_model(plan, source.channels, source.image_size, source.classes), settings.seed)
     network = network.to(plan.hardware.dtype)
     costs = NetworkCosts.of(network, shape, settings.costs.convention)
-    fabric = plan.hardware.fabric()
+
+    data = source.load()  # after the network, whose mistakes need no data
+    rows = client_rows(data, source, plan.partition, settings.federation.clients, settings.seed)
+    _check_batches(plan, rows)
 
     def pixels(images: ImageSet, augmentation: Augmentation) -> Pixels:
         return Pixels(images, source.mean, source.std, augmentation, fabric.device, plan.hardware.dtype)
@@ -135,21 +141,37 @@ def build(plan: Plan) -> Federation:
         if settings.save.local:
             local_models[client] = LocalModel.pack(visit.local)
 
-    loop = FederatedLoop(
+    visitor = Visitor(
         seed=settings.seed,
-        federation=settings.federation,
         training=settings.training,
-        evaluation=settings.eval,
         method=plan.method,
         searcher=plan.mask,
         engine=engine,
         network=costs,
         evaluators=evaluators,
-        origin=origin,
         client_rows=rows.train,
-        on_visit=keep_local,
+        link=Link(space, settings.federation.wire) if settings.federation.wire else None,
     )
-    return Federation(loop, space, data, rows, local_models)
+    executor = _executor(plan, visitor, origin)
+    loop = FederatedLoop(visitor, executor, settings.federation, settings.eval, origin, keep_local)
+    return Federation(loop, executor, space, data, rows, local_models)
+
+
+def _executor(plan: Plan, visitor: Visitor, origin: Origin) -> Executor:
+    """Worker processes where they can help: on the CPU, more cores than one, more clients a round than one."""
+    workers = plan.hardware.workers
+    if workers is None:
+        workers = min(usable_cores(), plan.settings.federation.clients_per_round)
+        if origin.weights.device.type != "cpu" or not can_fork():
+            workers = 1
+    elif workers > 1 and (origin.weights.device.type != "cpu" or not can_fork()):
+        raise UserError(
+            f"hardware.workers={workers} needs Linux, hardware.accelerator=cpu and hardware.threads=1: "
+            "workers are forks of a process that computes on one thread; use hardware.workers=1 here."
+        )
+    if workers == 1:
+        return InProcess(visitor)
+    return Workers(visitor, workers, len(origin.weights), origin.weights.dtype)
 
 
 def _check_batches(plan: Plan, rows: ClientRows) -> None:

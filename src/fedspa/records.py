@@ -34,6 +34,8 @@ class Costs:
     down_bytes: int = 0
     up_bytes: int = 0
     mask_bytes: int = 0
+    encoded_bytes: int = 0
+    """Measured size of all messages in the wire format; 0 in a run that does not use it (federation.wire)."""
 
     @property
     def flops(self) -> int:

@@ -19,6 +19,9 @@ class FederationSettings:
     clients: int = 100
     clients_per_round: int = 10
     rounds: int = 1000
+    wire: str | None = None
+    """Type of the values on the wire: fp32, fp16 or bf16. All weights, updates and masks then really pass
+    through the wire format and its bytes are counted; null hands them over as they are."""
 
     def __post_init__(self) -> None:
         check_range("federation.clients", self.clients, low=1)
@@ -29,6 +32,8 @@ class FederationSettings:
                 f"federation.clients_per_round={self.clients_per_round} is more than the "
                 f"federation.clients={self.clients} there are: it must be at most {self.clients}."
             )
+        if self.wire is not None:
+            check_choice("federation.wire", self.wire, ("fp32", "fp16", "bf16"))
 
 
 @dataclass
@@ -123,7 +128,7 @@ class SaveSettings:
 class Config:
     """The whole config. The groups are filled by the YAML files of conf/."""
 
-    name: str = "${dataset.name}-${method.name}-${mask.name}-s${sparsity}-seed${seed}"
+    name: str = "${dataset.name}-${method.name}-${mask.name}-s${used_sparsity:}-seed${seed}"
     seed: int = 0
     sparsity: float = 0.5
     """Share of the parameters that are inactive, in [0, 1); ignored by dense methods."""

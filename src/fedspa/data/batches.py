@@ -44,7 +44,7 @@ class Pixels:
         self._images = memory[: -self.channels].view(count, -1)  # [N, H*W*C]
         self._pixels = memory.view(-1, self.channels)  # [N*H*W + 1, C]
         self._line = torch.arange(self.side, device=self.device)
-        # (pixel / 255 - mean) / std as one multiply-add over rows as long as an image, which the CPU vectorises.
+        # (pixel / 255 - mean) / std is pixel * scale + shift; both are as long as an image, which vectorises.
         pixels = self.side * self.side
         centre, spread = (
             torch.tensor(list(values), dtype=torch.float64).expand(self.channels).repeat(pixels)
@@ -57,7 +57,7 @@ class Pixels:
     def batch(self, rows: torch.Tensor, draws: torch.Tensor | None) -> Batch:
         """The images of `rows` int64 [B]; `draws` int64 [B, 5] as of `draw` augments them, None does not."""
         raw = self._images.index_select(0, rows) if draws is None else self._moved(rows, draws)
-        floats = torch.addcmul(self._shift, raw.to(self._scale.dtype), self._scale)
+        floats = raw.to(self._scale.dtype).mul_(self._scale).add_(self._shift)
         images = floats.view(-1, self.side, self.side, self.channels)
         if draws is not None and self.augmentation.cutout:
             images.masked_fill_(self._hole(draws).unsqueeze(3), 0)
@@ -67,7 +67,7 @@ class Pixels:
         """Augmentation draws of `count` images, int64 [count, 5] on the CPU; None without augmentation.
 
         Columns: dy and dx in [0, 2 x padding], flip in {0, 1}, the centre cy and cx of the hole in [0, side).
-        All five are drawn whatever is in use, so that an option switched on leaves the other draws as they were.
+        All five are drawn whatever is in use: switching one option on leaves the other draws as they were.
         """
         if not self.augmentation.active:
             return None
@@ -80,7 +80,7 @@ class Pixels:
     ) -> Iterator[Batch]:
         """Every row of `rows` (int64 [n] on the CPU) once, in random order, augmented.
 
-        The order, then all draws of the epoch come from the CPU generator and go to the device in one transfer.
+        The order, then all draws of the epoch come from the generator and go to the device in one transfer.
         The last batch may be a partial one; `drop_last` leaves it out, even where it is the only one.
         """
         order = rows[torch.randperm(len(rows), generator=generator)]

@@ -14,7 +14,7 @@ from fedspa.randomness import numpy_generator
 
 @dataclass(frozen=True)
 class ClientRows:
-    """Sorted int64 row numbers, one array a client. `train` and `val` index the train split, `test` the test split."""
+    """Sorted int64 rows of each client: `train` and `val` index the train split, `test` the test split."""
 
     train: list[np.ndarray]
     val: list[np.ndarray]
@@ -41,7 +41,7 @@ def client_rows(
         train, val = _hold_out(held[client], source.val_fraction, seed, client)
         take = _test_counts(counts[client], available, source, client)
         rng = numpy_generator(seed, "client_test", client=client)
-        drawn = [rng.choice(test_by_class[label], take[label], replace=False) for label in np.flatnonzero(take)]
+        drawn = [rng.choice(test_by_class[c], take[c], replace=False) for c in np.flatnonzero(take)]
         rows.train.append(train)
         rows.val.append(val)
         rows.test.append(np.sort(np.concatenate(drawn)))
@@ -54,8 +54,8 @@ def _hold_out(rows: np.ndarray, fraction: float, seed: int, client: int) -> tupl
         return rows, rows[:0]
     if len(rows) < 2:
         raise UserError(
-            f"dataset.val_fraction={fraction} needs clients of at least 2 training images, but client {client} "
-            f"has {len(rows)}: it must be 0, or fewer clients share the data."
+            f"dataset.val_fraction={fraction} needs 2 training images or more in every client, but client "
+            f"{client} has {len(rows)}: it must be 0, or fewer clients share the data."
         )
     count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
     shuffled = numpy_generator(seed, "client_val", client=client).permutation(rows)
@@ -78,7 +78,7 @@ def _test_counts(counts: np.ndarray, available: np.ndarray, source: ImageSource,
 
 
 def largest_fitting(counts: np.ndarray, total: int, available: np.ndarray) -> np.ndarray:
-    """`largest_remainder` of the largest number up to `total` that asks of no class more than is available."""
+    """`largest_remainder` of the most images up to `total` that asks no class for more than is available."""
     # Every size is tried: more images in all can mean fewer of one class (the Alabama paradox).
     for size in range(total, 0, -1):
         take = largest_remainder(counts, size)

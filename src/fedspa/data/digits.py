@@ -27,7 +27,8 @@ class Digits(ImageSource):
         rows = split_rows(digits.target, split)
         rows = rows[: self.rows_to_read(split, len(rows), f"dataset={self.name}")]
         pixels = np.rint(digits.images[rows] * (255 / 16)).astype(np.uint8)
-        return ImageSet(torch.from_numpy(pixels[:, None]), torch.from_numpy(digits.target[rows].astype(np.int64)))
+        labels = digits.target[rows].astype(np.int64)
+        return ImageSet(torch.from_numpy(pixels[:, None]), torch.from_numpy(labels))
 
 
 def split_rows(labels: np.ndarray, split: str) -> np.ndarray:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedspa.data.parquet import ROWS_AT_ONCE, Shard, decode_shard, first_line, folder_shards
+from fedspa.data.parquet import ROWS_AT_ONCE, Shard, brief, decode_shard, folder_shards
 from fedspa.data.source import ImageSet, ImageSource
 from fedspa.errors import UserError, check_choice
 
@@ -27,7 +27,7 @@ class HubImages(ImageSource):
     transpose: bool = False
     """Swap rows and columns of every image: EMNIST is published lying on its side."""
     label_offset: int | None = 0
-    """Subtracted from every label; null: told from the labels, 1 if they run from 1 to `classes`, 0 if from 0."""
+    """Subtracted from every label. null: told from the labels, 1 if they run from 1 to `classes`, else 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +78,7 @@ class HubImages(ImageSource):
             data = load_dataset(self.hub, split=split).with_format("arrow")
         except Exception as error:  # the network, the hub and the disk fail in many ways
             raise UserError(
-                f"dataset.hub={self.hub} cannot be had from the Hugging Face hub ({first_line(error)}): check the "
-                f"name and the network, or set dataset.path to a folder with its Parquet files."
+                f"dataset.hub={self.hub} cannot be downloaded ({brief(error)}): check the name and the "
+                f"network, or set dataset.path to a folder with its Parquet files."
             ) from error
         return Shard(self.origin, len(data), data.features.arrow_schema, data.iter(ROWS_AT_ONCE))

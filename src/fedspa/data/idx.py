@@ -8,12 +8,12 @@ import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, cast
 
 import numpy as np
 
 from fedspa.data.hub import HubImages
-from fedspa.data.parquet import first_line
+from fedspa.data.parquet import brief
 from fedspa.data.source import ImageSet
 from fedspa.errors import UserError
 
@@ -25,7 +25,7 @@ UINT8 = 0x08
 
 @dataclass(kw_only=True)
 class IdxImages(HubImages):
-    """idx files in `path`, or in `system_path` where no `path` is set; in their absence as `HubImages` does."""
+    """idx files in `path`, or in `system_path` where no `path` is set; without such files, as `HubImages`."""
 
     system_path: str | None = None
     """Where a package of the operating system puts the files, if it is installed."""
@@ -54,15 +54,16 @@ def find_idx(folder: Path, split: str) -> tuple[Path, Path] | None:
 
 def read_idx(file: Path, dims: int) -> np.ndarray:
     """The uint8 array of an idx file, of so many dimensions; a broken file is refused by name and row."""
-    opened = gzip.open(file) if file.suffix == ".gz" else file.open("rb")
-    with opened as stream:
+    with _open(file) as stream:
         try:
             header = stream.read(4 + 4 * dims)
             zeros, kind, rank, *shape = struct.unpack(f">HBB{dims}I", header)
         except (OSError, EOFError, zlib.error, struct.error) as error:
-            raise UserError(f"{file} is no idx file ({first_line(error)}).") from error
+            raise UserError(f"{file} is no idx file ({brief(error)}).") from error
         if (zeros, kind, rank) != (0, UINT8, dims):
-            raise UserError(f"{file} is no idx file of {dims}-dimensional uint8 data: its header is {header.hex()}.")
+            raise UserError(
+                f"{file} is no idx file of {dims}-dimensional uint8 data (header {header.hex()})."
+            )
         row_bytes = math.prod(shape[1:])
         data, problem = _read_at_most(stream, shape[0] * row_bytes)
     if len(data) < shape[0] * row_bytes:
@@ -73,12 +74,16 @@ def read_idx(file: Path, dims: int) -> np.ndarray:
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 
-def _read_at_most(stream: BinaryIO, size: int) -> tuple[bytearray, str]:
+def _open(file: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(file)) if file.suffix == ".gz" else file.open("rb")
+
+
+def _read_at_most(stream: IO[bytes], size: int) -> tuple[bytearray, str]:
     """Up to `size` bytes, and what ended them early; memory grows with what is there, not with the header."""
     data = bytearray()
     try:
         while len(data) < size and (piece := stream.read(min(1 << 20, size - len(data)))):
             data += piece
     except (OSError, EOFError, zlib.error) as error:
-        return data, first_line(error)
+        return data, brief(error)
     return data, "end of file"

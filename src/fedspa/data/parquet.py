@@ -7,6 +7,7 @@ possibly in several shards; an image column struct{bytes, path} and an integer l
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,6 @@ from fedspa.errors import UserError, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
 ROWS_AT_ONCE = 1000
 
@@ -42,7 +42,7 @@ def folder_shards(folder: Path, split: str, columns: list[str]) -> list[Shard]:
         raise UserError(f"dataset.path={folder} is no folder: it must hold train*.parquet and test*.parquet.")
     found = {name: _files(folder, name) for name in ("train", "test")}
     if not found[split]:
-        held = ", ".join(f"{name}*.parquet" for name, files in found.items() if files) or "no such file at all"
+        held = " ".join(f"only {name}*.parquet" for name, files in found.items() if files) or "no such file"
         raise UserError(
             f"dataset.path={folder} has no {split} split: it must hold {split}*.parquet, directly or in one "
             f"folder below it, and holds {held}."
@@ -64,48 +64,43 @@ def _open(file: Path, columns: list[str]) -> Shard:
     try:
         parquet = pq.ParquetFile(file)
     except Exception as error:
-        raise UserError(f"{file} is no readable Parquet file ({first_line(error)}).") from error
-    return Shard(str(file), parquet.metadata.num_rows, parquet.schema_arrow, _batches(parquet, file, columns))
+        raise UserError(f"{file} is no readable Parquet file ({brief(error)}).") from error
+    tables = parquet.iter_batches(ROWS_AT_ONCE, columns=columns)
+    return Shard(str(file), parquet.metadata.num_rows, parquet.schema_arrow, tables)
 
 
-def _batches(parquet: pq.ParquetFile, file: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    row = 0
-    try:
-        for batch in parquet.iter_batches(ROWS_AT_ONCE, columns=columns):
-            yield batch
-            row += len(batch)
-    except (OSError, ValueError) as error:  # Arrow's own errors are of these two kinds
-        raise UserError(
-            f"{file} is corrupt somewhere from row {row} (from 0) on ({first_line(error)})."
-        ) from error
-
-
-def decode_shard(
-    shard: Shard, image: str, label: str, pixels: np.ndarray, labels: np.ndarray
-) -> None:
+def decode_shard(shard: Shard, image: str, label: str, pixels: np.ndarray, labels: np.ndarray) -> None:
     """Decode the first rows of a shard into `pixels` uint8 [n, H, W, C] and `labels` int64 [n], in place.
 
-    One thread: Pillow's short calls on small images fight for the interpreter's lock, and two threads take
-    twice as long as one.
+    In one thread: two of them fight for the interpreter's lock and take twice as long for small images.
     """
     _check_columns(shard, image, label)
+    side, channels = pixels.shape[1], pixels.shape[3]
+    row = -1
+    for row, (encoded, number) in enumerate(itertools.islice(_rows(shard, image, label), len(labels))):
+        try:
+            pixels[row] = decode_image(encoded, side, channels)
+        except Exception as error:  # Pillow raises of many kinds on broken bytes
+            raise UserError(
+                f"{shard.where}, row {row} (from 0): broken image, {brief(error)}."
+            ) from error
+        if number is None:
+            raise UserError(f"{shard.where}, row {row} (from 0): the label is missing.")
+        labels[row] = number
+    if row + 1 < len(labels):
+        raise UserError(f"{shard.where} breaks off after {row + 1} of its {shard.rows} rows.")
+
+
+def _rows(shard: Shard, image: str, label: str) -> Iterator[tuple[bytes | None, int | None]]:
+    """The encoded image and the label of each row."""
     row = 0
-    for table in shard.tables:
-        for cell, number in zip(table.column(image).to_pylist(), table.column(label).to_pylist(), strict=True):
-            if row == len(labels):
-                return
-            try:
-                pixels[row] = decode_image(cell and cell["bytes"], pixels.shape[1], pixels.shape[3])
-            except Exception as error:  # Pillow raises of many kinds on broken bytes
-                raise UserError(
-                    f"{shard.where} has a broken image in row {row} (from 0): {first_line(error)}."
-                ) from error
-            if number is None:
-                raise UserError(f"{shard.where} has no label in row {row} (from 0).")
-            labels[row] = number
-            row += 1
-    if row < len(labels):
-        raise UserError(f"{shard.where} ends after {row} of the {shard.rows} rows that it declares.")
+    try:
+        for table in shard.tables:
+            images = (cell and cell["bytes"] for cell in table.column(image).to_pylist())
+            yield from zip(images, table.column(label).to_pylist(), strict=True)
+            row += len(table)
+    except Exception as error:  # Arrow raises of many kinds on broken files
+        raise UserError(f"{shard.where} is corrupt from row {row} (from 0) on, {brief(error)}.") from error
 
 
 def _check_columns(shard: Shard, image: str, label: str) -> None:
@@ -114,15 +109,17 @@ def _check_columns(shard: Shard, image: str, label: str) -> None:
     for setting, column in (("image", image), ("label", label)):
         if column not in shard.schema.names:
             raise UserError(
-                f"dataset.{setting}={column} is no column of {shard.where}: {nearest(column, shard.schema.names)}."
+                f"dataset.{setting}={column} is no column of {shard.where}: "
+                f"{nearest(column, shard.schema.names)}."
             )
     kind = shard.schema.field(image).type
     if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
-        raise UserError(f"dataset.image={image} of {shard.where} is {kind}: it must be struct{{bytes, path}}.")
-    if not pa.types.is_integer(shard.schema.field(label).type):
         raise UserError(
-            f"dataset.label={label} of {shard.where} is {shard.schema.field(label).type}: it must be an integer."
+            f"dataset.image={image} in {shard.where} is {kind}: it must be struct{{bytes, path}}."
         )
+    kind = shard.schema.field(label).type
+    if not pa.types.is_integer(kind):
+        raise UserError(f"dataset.label={label} in {shard.where} is {kind}: it must be an integer.")
 
 
 def decode_image(encoded: bytes | None, side: int, channels: int) -> np.ndarray:
@@ -137,9 +134,10 @@ def decode_image(encoded: bytes | None, side: int, channels: int) -> np.ndarray:
         if picture.mode not in COLOUR_MODES[channels]:
             raise ValueError(f"its colour mode is {picture.mode}, dataset.channels={channels}")
         wanted = "L" if channels == 1 else "RGB"
-        return np.asarray(picture if picture.mode == wanted else picture.convert(wanted)).reshape(side, side, -1)
+        pixels = np.asarray(picture if picture.mode == wanted else picture.convert(wanted))
+    return pixels.reshape(side, side, channels)
 
 
-def first_line(error: Exception) -> str:
+def brief(error: Exception) -> str:
     """What an exception of another library says, short enough for one sentence of ours."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

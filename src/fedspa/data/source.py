@@ -77,7 +77,7 @@ class ImageSource(ABC):
     client_test_images: int = 100
     """Test images of a client, drawn with its own label shares."""
     client_test_rounding: str = "exact"
-    """exact: that many, by largest remainder. ceil: the share of each class rounded up, as related code does."""
+    """exact: that many, by largest remainder. ceil: each class's share rounded up, as related code does."""
 
     def __post_init__(self) -> None:
         check_range("dataset.classes", self.classes, low=2)
@@ -114,7 +114,7 @@ class ImageSource(ABC):
 
     @abstractmethod
     def read(self, split: str) -> ImageSet:
-        """The first `rows_to_read` images of "train" or "test". Raises `UserError` where the data is broken."""
+        """The first `rows_to_read` images of "train" or "test"; broken data raises `UserError`."""
 
     def load(self) -> ImageData:
         """Both splits, checked against the declared facts; a difference raises `UserError`."""
@@ -131,7 +131,7 @@ class ImageSource(ABC):
         if limit is None and found != declared:
             raise UserError(
                 f"{where} holds {found} {split} images, but dataset.{split}_size={declared} are declared: "
-                f"set dataset.{split}_size={found} to use them all, or dataset.{split}_rows to use the first ones."
+                f"set dataset.{split}_size={found} to use all, or dataset.{split}_rows for the first ones."
             )
         if limit is not None and limit > found:
             raise UserError(

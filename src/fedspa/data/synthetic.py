@@ -31,7 +31,7 @@ class SyntheticImages(ImageSource):
         check_range("dataset.data_seed", self.data_seed, low=0)
 
     def patterns(self) -> torch.Tensor:
-        """The class patterns, float [classes, C, H, W]: a 4 x 4 grid of normal draws, stretched to full size."""
+        """The class patterns, float [classes, C, H, W]: 4 x 4 grids of normal draws, stretched."""
         shape = (self.classes, self.channels, 4, 4)
         coarse = torch.randn(shape, generator=generator(self.data_seed, "synthetic_patterns"))
         return torch.nn.functional.interpolate(coarse, size=self.image_size, mode="bilinear")

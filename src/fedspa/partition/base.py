@@ -26,12 +26,12 @@ class Partition(ABC):
         """`deal`, sorted and checked: every row once, nobody without rows."""
         rows = [np.sort(np.asarray(part, dtype=np.int64)) for part in self.deal(labels, clients, rng)]
         if len(rows) != clients or not np.array_equal(np.sort(np.concatenate(rows)), np.arange(len(labels))):
-            raise ValueError(f"partition {self.name} did not deal every row to exactly one of {clients} clients")
+            raise ValueError(f"partition {self.name} did not deal every row to one of {clients} clients")
         empty = [client for client, part in enumerate(rows) if len(part) == 0]
         if empty:
             raise UserError(
-                f"partition={self.name} leaves {len(empty)} of federation.clients={clients} without any of the "
-                f"{len(labels)} training images (client {empty[0]} first): fewer clients or more rows would do."
+                f"partition={self.name} leaves {len(empty)} of federation.clients={clients} without images "
+                f"(N/K = {len(labels) / clients:.1f}): fewer clients or more images would do."
             )
         return rows
 

@@ -43,9 +43,9 @@ class Dirichlet(Partition):
             best = max(best, smallest)
         raise UserError(
             f"partition.gamma={self.gamma} found no partition of {len(labels)} images over "
-            f"federation.clients={clients} (N/K = {len(labels) / clients:.1f}) in which everyone has at least "
-            f"partition.min_size={self.min_size}, in partition.attempts={self.attempts} attempts: the best minimum "
-            f"reached was {best}; a larger gamma, a smaller minimum or fewer clients would do."
+            f"federation.clients={clients} (N/K = {len(labels) / clients:.1f}) that leaves everyone at least "
+            f"partition.min_size={self.min_size}, in partition.attempts={self.attempts} attempts: the best "
+            f"minimum reached was {best}; a larger gamma, a smaller minimum or fewer clients would do."
         )
 
     def _draw(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray | None:

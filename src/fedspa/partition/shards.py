@@ -26,15 +26,16 @@ class Shards(Partition):
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         values = np.unique(labels)
-        if not len(values) <= clients * self.classes_per_client or self.classes_per_client > len(values):
+        fewest = -(-len(values) // clients)  # so that every class finds a holder
+        if not fewest <= self.classes_per_client <= len(values):
             raise UserError(
-                f"partition.classes_per_client={self.classes_per_client} does not fit {len(values)} classes and "
-                f"federation.clients={clients}: it must be in [{-(-len(values) // clients)}, {len(values)}]."
+                f"partition.classes_per_client={self.classes_per_client} cannot deal {len(values)} classes "
+                f"to federation.clients={clients}: it must be in [{fewest}, {len(values)}]."
             )
         holders: list[list[int]] = [[] for _ in values]
         for client in range(clients):
             # The classes with the fewest holders so far, in random order among equals.
-            order = np.lexsort((rng.random(len(values)), [len(held) for held in holders]))
+            order = np.lexsort((rng.random(len(values)), np.array([len(held) for held in holders])))
             for column in order[: self.classes_per_client]:
                 holders[column].append(client)
         rows: list[list[np.ndarray]] = [[] for _ in range(clients)]

@@ -103,7 +103,7 @@ class _Table:
 def _round_columns(info: RunInfo) -> list[str]:
     return [
         *("round", "participants", "learning_rate", "loss", "samples"),
-        *("train_flops", "search_flops", "down_bytes", "up_bytes", "mask_bytes"),
+        *("train_flops", "search_flops", "down_bytes", "up_bytes", "mask_bytes", "encoded_bytes"),
         *("total_flops", "total_traffic_bytes"),
         *info.extras,
         *(f"{k}_{m}_{s}" for k in info.kinds for m in info.metrics for s in STATISTICS),

@@ -1,0 +1,27 @@
+# Every command makes .venv when it is missing or older than its requirements; after that it starts at once.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+help: ## show this list
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/'
+
+demo: $(READY) ## train FedSpa on images of digits, in under two minutes on two cores
+	$(RUN) src/train.py mask=dst sparsity=0.5
+
+test: $(READY) ## run the tests
+	$(RUN) -m pytest
+
+check: $(READY) ## look for mistakes without running: ruff and mypy
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedspa needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@echo "Making $(VENV): a few minutes, once."
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(READY)
+
+.PHONY: help demo test check

@@ -1,0 +1,134 @@
+"""The command line: Hydra composes the config, `check` checks it, an entry point's task runs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from fedspa.config import Plan, check, config_dir, explain, register
+from fedspa.errors import UserError, nearest
+
+Task = Callable[[Plan, Path], None]
+"""What an entry point does with a checked run and the folder for its files."""
+
+
+def main(task: Task) -> int:
+    """Do what the command line says: `task` once, or with -m once for each combination.
+
+    Returns the exit code: 0, done; 1, fedspa has a bug, whose traceback is shown; 2, a mistake of the user,
+    told in one sentence (under HYDRA_FULL_ERROR=1 with its traceback); 130, stopped by Ctrl-C. After several
+    jobs, the highest of theirs.
+    """
+    show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra reports errors itself, and exits
+    defer_torch()
+    register()
+    outcomes: list[tuple[str, Exception | None]] = []
+
+    def job(config: DictConfig) -> None:
+        """One run. It raises nothing but KeyboardInterrupt, so that the other jobs of a sweep go on."""
+        command = HydraConfig.get()
+        folder = Path(command.runtime.output_dir)
+        title = f"job {len(outcomes)}: {' '.join(command.overrides.task)}"
+        try:
+            task(check(config), folder)
+            outcomes.append((title, None))
+        except Exception as error:
+            outcomes.append((title, error))
+            if command.mode == RunMode.MULTIRUN:
+                print(f"Failed: {title}", file=sys.stderr)
+            report(error, show_traceback)
+            with suppress(OSError):  # Hydra made the folder; it stays if anything was written to it
+                folder.rmdir()
+
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(job)()
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # from composing: no job raises
+        return report(explain_hydra(error), show_traceback)
+    return conclude(outcomes)
+
+
+def report(error: Exception, show_traceback: bool) -> int:
+    """Tell of an error: a user's mistake in one sentence, a bug with its traceback. Returns the exit code."""
+    mistake = isinstance(error, UserError)
+    if mistake and not show_traceback:
+        print(f"Error: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    return 2 if mistake else 1
+
+
+def conclude(outcomes: list[tuple[str, Exception | None]]) -> int:
+    """The exit code of all jobs together. After several jobs, those that failed are listed once more."""
+    failed = [(title, error) for title, error in outcomes if error is not None]
+    if failed and len(outcomes) > 1:
+        print(f"\n{len(failed)} of {len(outcomes)} jobs failed:", file=sys.stderr)
+        for title, error in failed:
+            print(f"  {title}\n    {type(error).__name__}: {error}", file=sys.stderr)
+    return max((2 if isinstance(error, UserError) else 1 for _, error in failed), default=0)
+
+
+def explain_hydra(error: Exception) -> UserError:
+    """What Hydra found wrong with the command line, as one sentence that names the nearest valid names."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__
+    text = " ".join(str(error).split())
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        options = error.options or [file.stem for file in (config_dir() / group).glob("*.yaml")]
+        mistake = UserError(f"{group or '--config-name'}={option} is not known: {nearest(option, options)}.")
+    elif isinstance(error, OverrideParseException):
+        mistake = UserError(f"{error.override} cannot be read: a setting is written as key=value.")
+    elif cause is not None:
+        mistake = explain(cause)
+    elif text.startswith(("Ambiguous value", "Sweep parameters")):
+        override = text.split("'")[1]
+        mistake = UserError(f"{override} is several values: add -m to run each, or write a list as [a,b].")
+    else:
+        mistake = UserError(f"{text} (in: {' '.join(sys.argv[1:])})")
+    mistake.__cause__ = error
+    return mistake
+
+
+def defer_torch() -> None:
+    """Put off importing torch, which takes seconds, until an attribute of it is first used.
+
+    So a mistake in the config is answered at once, though the modules that check it say `import torch`. (The
+    standard library's LazyLoader cannot do it: `import torch` itself looks at the module and loads it.)
+    """
+    if "torch" in sys.modules:
+        return
+    stand_in = ModuleType("torch")
+    stand_in.__spec__ = find_spec("torch")  # looked at by code that only asks whether there is a torch,
+    stand_in.__file__ = "deferred"  # as is this
+
+    def load(name: str) -> Any:
+        if sys.modules.get("torch") is stand_in:
+            del sys.modules["torch"]
+        torch = import_module("torch")
+        for module in list(sys.modules.values()):
+            if getattr(module, "torch", None) is stand_in:
+                module.torch = torch  # type: ignore[attr-defined]
+        return getattr(torch, name)
+
+    stand_in.__getattr__ = load  # type: ignore[method-assign]
+    sys.modules["torch"] = stand_in

@@ -1,0 +1,218 @@
+"""From the config that Hydra composed to a checked `Plan`: typed values, built components, one hash.
+
+Nothing in here needs torch, so a mistake in the config is answered within a second. The network is the
+exception: it is built by `build_model`, when the run has begun.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+from dataclasses import dataclass, make_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    OmegaConfBaseException,
+)
+
+from fedspa.errors import UserError, nearest
+from fedspa.paths import project_root
+from fedspa.settings import Config
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from torch import nn
+
+    from fedspa.data.source import ImageSource
+    from fedspa.hardware import Hardware
+    from fedspa.layer_sparsity.base import LayerSparsity
+    from fedspa.metrics.base import Metric
+
+ONE_EACH = ("dataset", "partition", "layer_sparsity", "mask", "method", "hardware")
+"""Groups that give one component."""
+SEVERAL = ("metrics", "loggers")
+"""Parts of the config that hold any number of components, by name."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that can begin: every setting is typed and checked, every component is built."""
+
+    settings: Config
+    """`settings.sparsity` is what the method uses: 0 for one that trains dense."""
+    dataset: ImageSource
+    partition: Any
+    layer_sparsity: LayerSparsity
+    mask: Any
+    """The mask searcher, or None for a dense method."""
+    method: Any
+    metrics: dict[str, Metric]
+    loggers: dict[str, Any]
+    hardware: Hardware
+    resolved: dict[str, Any]
+    """The whole config as plain values, interpolations resolved."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The option chosen in each group."""
+        return {group: self.resolved[group]["name"] for group in ("model", *ONE_EACH)}
+
+    @property
+    def config_hash(self) -> str:
+        """Equal for runs that must give equal results."""
+        return config_hash(self.resolved)
+
+
+def config_dir() -> Path:
+    """The folder of YAML files: conf/ of the clone, or the copy inside the installed package."""
+    package = Path(__file__).resolve().parent
+    clone = package.parents[1] / "conf"
+    return clone if clone.is_dir() else package / "conf"
+
+
+def register() -> None:
+    """Make the schema and the resolvers that conf/ uses known to Hydra and OmegaConf."""
+    schema = OmegaConf.structured(Config)
+    for group in ("model", *ONE_EACH, *SEVERAL):
+        # Hydra would refuse options that no YAML mentions; `check` knows all that a component has.
+        OmegaConf.set_struct(schema[group], False)
+    ConfigStore.instance().store(name="schema", node=schema)
+    OmegaConf.register_new_resolver("project_root", lambda: str(project_root()), replace=True)
+    OmegaConf.register_new_resolver("used_sparsity", _used_sparsity, replace=True)
+
+
+def _used_sparsity(*, _root_: DictConfig) -> float:
+    """The sparsity that a run's name may claim: 0 for a method that trains dense."""
+    try:
+        method = find_class("method", _root_.method._target_, _root_.trusted_packages)
+    except UserError:  # `check` will tell of it
+        return _root_.sparsity
+    return _root_.sparsity if method.uses_sparsity else 0.0
+
+
+def check(config: DictConfig) -> Plan:
+    """Type, build and check everything but the network. Raises `UserError` for the first mistake.
+
+    A class named by the config must come from fedspa or from one of `trusted_packages`.
+    """
+    try:
+        values: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    except OmegaConfBaseException as error:
+        raise explain(error) from error
+    settings, resolved = _build("", Config, values)
+    trusted = settings.trusted_packages
+    parts: dict[str, Any] = {}
+    for group in ONE_EACH:
+        parts[group], resolved[group] = _component(group, values[group], trusted)
+    for group in SEVERAL:
+        built = {name: _component(f"{group}.{name}", node, trusted) for name, node in values[group].items()}
+        parts[group] = {name: component for name, (component, _) in built.items()}
+        resolved[group] = {name: plain for name, (_, plain) in built.items()}
+    if not parts["method"].uses_sparsity:
+        settings.sparsity = resolved["sparsity"] = 0.0
+    plan = Plan(settings=settings, resolved=resolved, **parts)
+    _check_together(plan)
+    return plan
+
+
+def _check_together(plan: Plan) -> None:
+    """What no component can see alone."""
+    method, mask = plan.names["method"], plan.names["mask"]
+    if plan.method.uses_mask and plan.mask is None:
+        raise UserError(f"method={method} needs masks, but mask={mask}: use mask=dst or another searcher.")
+    if plan.mask is not None and not plan.method.uses_mask:
+        raise UserError(f"method={method} trains dense, so mask={mask} has no meaning: use mask=none.")
+    path = plan.resolved["dataset"].get("path")
+    if path is not None and not Path(path).exists():
+        raise UserError(f"dataset.path={path} does not exist: it must be the data set's folder or file.")
+
+
+def config_hash(resolved: dict[str, Any]) -> str:
+    """SHA-256 (16 hex digits) of everything that decides a run's results.
+
+    Left out: the run's name, where data lies, what computes, and what is logged or kept.
+    """
+    left_out = ("name", "hardware", "loggers", "save")
+    content = {key: value for key, value in resolved.items() if key not in left_out}
+    content["dataset"] = {key: value for key, value in resolved["dataset"].items() if key != "path"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def build_model(plan: Plan, channels: int, image_size: int, classes: int) -> nn.Module:
+    """The network for images [channels, image_size, image_size].
+
+    Raises `UserError` for an option that its constructor does not have, or of another type.
+    """
+    options = {key: value for key, value in plan.resolved["model"].items() if key not in ("name", "_target_")}
+    network = find_class("model", plan.resolved["model"]["_target_"], plan.settings.trusted_packages)
+    given = {"channels": channels, "image_size": image_size, "classes": classes}
+    types = get_type_hints(network.__init__)
+    fields = [
+        (name, types.get(name, Any), MISSING if option.default is option.empty else option.default)
+        for name, option in inspect.signature(network).parameters.items()
+        if name not in given
+    ]
+    schema = make_dataclass(network.__name__, fields)
+    _, typed = _build("model", schema, options)
+    return network(**given, **typed)
+
+
+def find_class(where: str, target: str | None, trusted: list[str]) -> Any:
+    """The class that `<where>._target_` names. Raises `UserError` unless it is one of a trusted package."""
+    packages = ("fedspa", *trusted)
+    module, _, name = str(target).rpartition(".")
+    refusal = f"{where}._target_={target} is not a class of {' or '.join(packages)}"
+    if module.partition(".")[0] not in packages:
+        raise UserError(f"{refusal}: a package of your own must be named in trusted_packages.")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"{refusal}: {error}.") from error
+    if not isinstance(found, type) or found.__module__.partition(".")[0] not in packages:
+        raise UserError(f"{refusal}.")
+    return found
+
+
+def _component(where: str, node: dict[str, Any], trusted: list[str]) -> tuple[Any, dict[str, Any]]:
+    """The object that a node of the config describes (None for mask=none), with its typed options."""
+    if not isinstance(node, dict):
+        raise UserError(f"{where}={node} is no component: it must be a _target_ and its options.")
+    options = dict(node)
+    target = options.pop("_target_", None)
+    if where == "mask" and target is None:
+        return None, dict(node)
+    component, typed = _build(where, find_class(where, target, trusted), options)
+    return component, {"_target_": target, **typed}
+
+
+def _build(where: str, schema: type, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """An object of the dataclass `schema`, and its options as plain values of the fields' types."""
+    try:
+        typed = OmegaConf.merge(OmegaConf.structured(schema), options)
+        return OmegaConf.to_object(typed), OmegaConf.to_container(typed)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise explain(error, where) from error
+
+
+def explain(error: OmegaConfBaseException, group: str = "") -> UserError:
+    """What OmegaConf found wrong, as one sentence with the setting's dotted name."""
+    where = ".".join(part for part in (group, error.full_key) if part)
+    if isinstance(error, ConfigKeyError | ConfigAttributeError):
+        valid = {str(key) for key in error.parent_node or ()} - {"_target_", "hydra"}
+        if error.full_key == error.key and not group:  # groups can be chosen, though not all are keys
+            valid |= {folder.name for folder in config_dir().iterdir() if folder.is_dir()}
+        return UserError(f"{where} is not a setting: {nearest(str(error.key), valid)}.")
+    what = str(error).splitlines()[0].rstrip(".")
+    if unconverted := re.fullmatch(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", what):
+        value, wanted = unconverted.groups()
+        kinds = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
+        return UserError(f"{where}={value} is not {kinds.get(wanted, wanted)}.")
+    return UserError(f"{where}: {what}." if where else f"{what}.")

@@ -1,0 +1,29 @@
+"""Configs for tests, composed as the command line composes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import hydra
+import pytest
+from omegaconf import DictConfig
+
+from fedspa.config import Plan, check, config_dir, register
+
+
+@pytest.fixture
+def compose() -> Callable[..., DictConfig]:
+    """`compose("mask=rsm", "sparsity=0.2")`: the config of that command line, unchecked."""
+    register()
+
+    def compose(*overrides: str) -> DictConfig:
+        with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
+            return hydra.compose("config", list(overrides))
+
+    return compose
+
+
+@pytest.fixture
+def plan(compose: Callable[..., DictConfig]) -> Callable[..., Plan]:
+    """`plan("mask=rsm", "sparsity=0.2")`: the checked plan of that command line."""
+    return lambda *overrides: check(compose(*overrides))

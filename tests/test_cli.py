@@ -1,0 +1,186 @@
+"""The command line as a user meets it: sentences, exit codes, sweeps, and nothing heavy before a run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from fedspa.cli import main
+from fedspa.config import config_dir, register
+from fedspa.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAVY = "{'torch._C', 'lightning', 'mlflow', 'torchmetrics', 'matplotlib', 'pandas'}"
+
+
+def command(*words: str, folder: Path, code: str = "") -> subprocess.CompletedProcess[str]:
+    """`python src/train.py <words>`, or python code, started in some other folder."""
+    program = ["-c", code] if code else [str(ROOT / "src/train.py")]
+    return subprocess.run([sys.executable, *program, *words], cwd=folder, capture_output=True, text=True)
+
+
+@pytest.fixture
+def fedspa(tmp_path, monkeypatch):
+    """`fedspa(task, "mask=rsm")`: the exit code of that command line, run in this process."""
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # `main` sets it; so pytest puts it back
+
+    def run(task, *words: str) -> int:
+        folders = [f"hydra.run.dir={tmp_path}/run", f"hydra.sweep.dir={tmp_path}/sweep"]
+        monkeypatch.setattr(sys, "argv", ["train.py", *words, *folders])
+        return main(task)
+
+    return run
+
+
+# A user's mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("mask=dts", "mask=dts is not known: did you mean dst? (valid: dst, none, rsm)."),
+        ("metric=[acuracy]", "metric=acuracy is not known: did you mean accuracy?"),
+        ("experiment=cifar10_smal", "experiment=cifar10_smal is not known: did you mean cifar10_small"),
+        ("sparsity=1.2", "sparsity=1.2 is out of range: it must be in [0, 1)."),
+        ("sparsity=lots", "sparsity=lots is not a number."),
+        ("dataset=cifar10 dataset.path=/nowhere", "dataset.path=/nowhere does not exist"),
+        ("federation.clients=20 federation.clients_per_round=200", "it must be at most 20."),
+        ("partition.gama=1", "partition.gama is not a setting: did you mean gamma"),
+        ("foo=1", "foo is not a setting: valid are costs, dataset, eval, experiment, federation, "),
+        ("loger=none", "loger is not a setting: did you mean logger or loggers?"),
+        ("method=fedavg mask=dst", "method=fedavg trains dense, so mask=dst has no meaning"),
+        ("model=lenet5 dataset=digits logger=none", "model=lenet5 cannot take images of 8 x 8 pixels"),
+        ("sparsity=0.1,0.2", "sparsity=0.1,0.2 is several values: add -m to run each"),
+        ("mask", "mask cannot be read: a setting is written as key=value."),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, words, sentence):
+    done = command(*words.split(), "hydra.run.dir=run", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: ")
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_traceback_is_there_for_who_asks(fedspa, monkeypatch, capsys):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    assert fedspa(print, "mask=dts") == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+# Nothing heavy before a run
+
+
+@pytest.mark.parametrize("words", ["--help", "--cfg job", "mask=dts", "sparsity=1.2", "partition.gamma=0"])
+def test_answers_come_before_heavy_imports(tmp_path, words):
+    code = f"""
+import runpy, sys
+sys.path.insert(0, {str(ROOT / "src")!r})
+try:
+    runpy.run_path({str(ROOT / "src/train.py")!r}, run_name="__main__")
+except SystemExit:
+    print("loaded:", {HEAVY} & set(sys.modules))
+"""
+    done = command(*words.split(), "hydra.run.dir=run", folder=tmp_path, code=code)
+    assert done.stdout.endswith("loaded: set()\n"), done.stderr
+
+
+def test_deferred_torch_becomes_torch_when_it_is_used(tmp_path):
+    code = f"""
+import sys; sys.path.insert(0, {str(ROOT / "src")!r})
+from fedspa.cli import defer_torch
+defer_torch()
+from fedspa import randomness
+assert "torch._C" not in sys.modules
+draw = randomness.generator(0, "test")
+import torch
+from torch import nn
+import torch.nn.functional
+assert isinstance(draw, torch.Generator)
+assert randomness.torch is torch is sys.modules["torch"]
+assert "torch._C" in sys.modules
+"""
+    done = command(folder=tmp_path, code=code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_fits_one_screen(tmp_path):
+    shown = command("--help", folder=tmp_path).stdout
+    assert len(shown.strip().splitlines()) <= 24
+    assert "mask: dst, none, rsm" in shown
+
+
+@pytest.mark.parametrize(("method", "name"), [("fedspa", "fedspa-dst-s0.5"), ("fedavg", "fedavg-none-s0.0")])
+def test_results_go_to_the_project_from_any_folder(tmp_path, monkeypatch, method, name):
+    monkeypatch.chdir(tmp_path)
+    register()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        config = compose("config", [f"method={method}"], return_hydra_config=True)
+    assert re.fullmatch(rf"{ROOT}/outputs/[-0-9]+/[-0-9]+_digits-{name}-seed0", config.hydra.run.dir)
+    assert config.hydra.sweep.dir.startswith(f"{ROOT}/outputs/sweeps/")
+
+
+# Runs
+
+
+def test_a_run_gets_its_plan_and_its_folder(fedspa, tmp_path):
+    seen = []
+    assert fedspa(lambda plan, folder: seen.append((plan.settings.seed, folder)), "seed=3") == 0
+    assert seen == [(3, tmp_path / "run")]
+    assert (tmp_path / "run").is_dir()
+
+
+def test_methods_sweep_each_with_the_mask_it_needs(fedspa):
+    seen = []
+    assert fedspa(lambda plan, folder: seen.append(plan.names["mask"]), "-m", "method=fedspa,fedavg") == 0
+    assert seen == ["dst", "none"]
+
+
+def test_a_failing_job_is_told_at_once_and_the_others_go_on(fedspa, tmp_path, capsys):
+    told = []
+
+    def task(plan, folder):
+        (folder / "result").touch()
+        told.append(capsys.readouterr().err)
+        if plan.settings.seed == 2:
+            raise RuntimeError("a bug")
+
+    assert fedspa(task, "-m", "seed=-1,2,3") == 2
+    assert "Failed: job 0: seed=-1\nError: seed=-1 is out of range: it must be at least 0.\n" in told[0]
+    assert "Failed: job 1: seed=2\nTraceback" in told[1]
+    end = capsys.readouterr().err
+    assert end.startswith("\n2 of 3 jobs failed:\n  job 0: seed=-1\n")
+    assert "  job 1: seed=2\n    RuntimeError: a bug\n" in end
+    kept = [folder.name[0] for folder in (tmp_path / "sweep").iterdir() if folder.is_dir()]
+    assert sorted(kept) == ["1", "2"]
+
+
+def test_a_mistake_that_only_the_run_can_see(fedspa, capsys):
+    def task(plan, folder):
+        raise UserError("dataset.path=x holds no images.")
+
+    assert fedspa(task) == 2
+    assert capsys.readouterr().err == "Error: dataset.path=x holds no images.\n"
+
+
+def test_a_bug_shows_its_traceback(fedspa, capsys):
+    assert fedspa(lambda plan, folder: 1 / 0) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_whole_sweep(fedspa, capsys):
+    seen = []
+
+    def task(plan, folder):
+        seen.append(plan.settings.seed)
+        raise KeyboardInterrupt
+
+    assert fedspa(task, "-m", "seed=0,1") == 130
+    assert seen == [0]
+    assert capsys.readouterr().err.endswith("Stopped.\n")

@@ -1,0 +1,191 @@
+"""Every YAML shipped, who wins over whom, what is refused, and the hash."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fedspa.config import build_model, config_dir
+from fedspa.errors import UserError
+from fedspa.hardware import Hardware
+
+OPTIONS = sorted((file.parent.name, file.stem) for file in config_dir().glob("*/*.yaml"))
+CELLS = [(data, setting) for data in ("emnist", "cifar10", "cifar100") for setting in ("iid", "a", "b")]
+
+
+def choose(group: str, option: str) -> list[str]:
+    """The command line that chooses an option."""
+    if (group, option) == ("mask", "none"):
+        return ["method=fedavg"]
+    return [f"metric=[{option}]" if group == "metric" else f"{group}={option}"]
+
+
+# Every YAML
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_composes_and_is_sound(plan, group, option):
+    assert plan(*choose(group, option)).names.get(group, option) == option
+
+
+def test_a_setting_that_no_yaml_mentions_can_be_set(plan):
+    assert "val_fraction" not in (config_dir() / "dataset/digits.yaml").read_text()
+    assert plan("dataset.val_fraction=0.25").dataset.val_fraction == 0.25
+
+
+@pytest.mark.parametrize(("data", "setting"), CELLS)
+def test_the_papers_cells(plan, data, setting):
+    cell = plan(f"experiment={data}_{setting}")
+    gammas = {"a": 0.5, "b": 0.3} if data == "cifar10" else {"a": 0.2, "b": 0.1}
+    federation, training = cell.settings.federation, cell.settings.training
+    assert (federation.clients, federation.clients_per_round) == (100, 10)
+    assert federation.rounds == (400 if data == "emnist" else 1000)
+    assert (training.epochs, training.batch_size, training.lr, training.lr_decay) == (5, 128, 0.1, 0.998)
+    assert (training.momentum, training.weight_decay) == (0.0, 5e-4)
+    assert cell.settings.eval.every == 5
+    assert cell.settings.sparsity == 0.5
+    assert cell.names["model"] == {"emnist": "lenet5", "cifar10": "vgg11", "cifar100": "resnet18"}[data]
+    assert cell.names["partition"] == ("iid" if setting == "iid" else "dirichlet")
+    assert cell.resolved["partition"].get("gamma") == gammas.get(setting)
+
+
+@pytest.mark.parametrize("preset", [option for group, option in OPTIONS if group == "experiment"])
+def test_a_preset_begins_with_its_command(preset):
+    text = (config_dir() / "experiment" / f"{preset}.yaml").read_text()
+    assert text.splitlines()[1].startswith(f"# python src/train.py experiment={preset}")
+
+
+def test_sparsity_is_a_number_and_no_group(plan):
+    """With a folder conf/sparsity/ Hydra takes sparsity=0.37 for the choice of an option of that group, and
+    refuses it: "Config group override must be a string or a list. Got float"."""
+    assert not (config_dir() / "sparsity").exists()
+    assert plan("sparsity=0.37").settings.sparsity == 0.37
+
+
+# Who wins
+
+
+def test_the_data_set_chooses_the_model_unless_told_otherwise(plan):
+    assert plan("dataset=cifar10").names["model"] == "vgg11"
+    assert plan("dataset=cifar10", "model=lenet5").names["model"] == "lenet5"
+
+
+def test_a_preset_wins_over_the_data_set_and_the_command_line_over_the_preset(plan):
+    small = plan("experiment=cifar10_small")
+    assert (small.names["dataset"], small.names["model"]) == ("cifar10", "lenet5")
+    assert (small.settings.federation.clients, small.resolved["dataset"]["train_rows"]) == (20, 6000)
+    told = plan("experiment=cifar10_small", "model=vgg11", "federation.clients=25", "dataset.train_rows=5000")
+    assert told.names["model"] == "vgg11"
+    assert (told.settings.federation.clients, told.resolved["dataset"]["train_rows"]) == (25, 5000)
+
+
+@pytest.mark.parametrize("preset", [[], ["experiment=cifar10_small"], ["experiment=emnist_b"]])
+def test_the_method_chooses_its_mask(plan, preset):
+    assert plan(*preset).names["mask"] == "dst"
+    assert plan(*preset, "mask=rsm").names["mask"] == "rsm"
+    dense = plan(*preset, "method=fedavg")
+    assert dense.names["mask"] == "none"
+    assert dense.mask is None
+
+
+def test_a_dense_method_records_sparsity_0(plan):
+    dense = plan("method=fedavg", "sparsity=0.7")
+    assert dense.settings.sparsity == dense.resolved["sparsity"] == 0
+    assert "s0.0" in dense.settings.name
+    assert plan("method=fedavg", "sparsity=0.2").config_hash == dense.config_hash
+
+
+def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
+    assert plan("federation.rounds=7").mask.anneal_rounds == 7
+    assert plan("federation.rounds=7", "mask.anneal_rounds=1000").mask.anneal_rounds == 1000
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("partition.gamma=foo", "partition.gamma=foo is not a number."),
+        ("+partition.gama=1", "partition.gama is not a setting: did you mean gamma"),
+        ("+training.leaning_rate=1", "training.leaning_rate is not a setting: valid are batch_size"),
+        ("+fedration=1", "fedration is not a setting: did you mean federation or partition?"),
+        ("+dataset.augmentation.flp=true", "dataset.augmentation.flp is not a setting: did you mean flip?"),
+        ("dataset.mean=[a]", "dataset.mean[0]=a is not a number."),
+        ("hardware.threads=2.5", "hardware.threads=2.5 is not a whole number."),
+        ("hardware.precision=16", "hardware.precision=16 is not known: valid are 32-true, 64-true,"),
+        ("hardware.threads=0", "hardware.threads=0 is out of range: it must be at least 1."),
+        ("mask=none", "method=fedspa needs masks, but mask=none: use mask=dst or"),
+        ("name=${nothing}", "Interpolation key 'nothing' not found"),
+        ("mask._target_=os.system", "mask._target_=os.system is not a class of fedspa: a package"),
+        ("mask._target_=fedspa.errors.nearest", "_target_=fedspa.errors.nearest is not a class of fedspa."),
+        ("mask._target_=fedspa.config.Path", "mask._target_=fedspa.config.Path is not a class of fedspa."),
+        ("mask._target_=fedspa.masks.dts.DST", "No module named 'fedspa.masks.dts'"),
+        ("dataset._target_=null", "dataset._target_=None is not a class of fedspa"),
+        ("mask._target_=3", "mask._target_=3 is not a class of fedspa"),
+        ("+metrics.speed=1", "metrics.speed=1 is no component: it must be a _target_ and its options."),
+        ("method._target_=os.system", "method._target_=os.system is not a class of fedspa"),
+    ],
+)
+def test_a_mistake_is_told_in_one_sentence(plan, override, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)) as raised:
+        plan(override)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_explicit_mask_for_a_dense_method_is_refused(plan):
+    with pytest.raises(UserError, match="method=fedavg trains dense, so mask=dst has no meaning"):
+        plan("method=fedavg", "mask=dst")
+
+
+def test_classes_of_other_packages_need_trust(plan):
+    target = "hardware._target_=tests_plugin.Cluster"
+    with pytest.raises(UserError, match="a package of your own must be named in trusted_packages"):
+        plan(target)
+    with pytest.raises(UserError, match="is not a class of fedspa or tests_plugin: No module named"):
+        plan(target, "trusted_packages=[tests_plugin]")
+
+
+# The hash
+
+
+def test_the_hash_ignores_what_does_not_change_results(plan):
+    first = plan("dataset=cifar10").config_hash
+    assert re.fullmatch("[0-9a-f]{16}", first)
+    same = ["name=other", "hardware=cpu", "logger=none", f"dataset.path={config_dir()}", "save.local=true"]
+    assert plan("dataset=cifar10", *same).config_hash == first
+    assert plan("dataset=cifar10", "partition.gamma=1").config_hash == (
+        plan("dataset=cifar10", "partition.gamma=1.0").config_hash
+    )
+
+
+@pytest.mark.parametrize(
+    "override", ["seed=1", "sparsity=0.4", "training.lr=0.2", "partition.gamma=0.9", "mask=rsm"]
+)
+def test_the_hash_sees_what_changes_results(plan, override):
+    assert plan(override).config_hash != plan().config_hash
+
+
+# The network, and the hardware
+
+
+def test_the_network_takes_its_sizes_from_the_data_set(plan):
+    network = build_model(plan("model=lenet5"), channels=1, image_size=28, classes=26)
+    assert sum(parameter.numel() for parameter in network.parameters()) == 439_096
+
+
+def test_a_networks_options_are_checked_against_its_constructor(plan):
+    with pytest.raises(UserError, match="model.width is not a setting"):
+        build_model(plan("model=lenet5", "+model.width=2"), channels=1, image_size=28, classes=26)
+
+
+def test_a_network_that_cannot_take_the_images_is_refused(plan):
+    with pytest.raises(UserError, match="model=lenet5 cannot take images of 8 x 8 pixels"):
+        build_model(plan("dataset=digits", "model=lenet5"), channels=1, image_size=8, classes=10)
+
+
+def test_hardware_makes_a_fabric():
+    fabric = Hardware(name="cpu", accelerator="cpu", precision="64-true").fabric()
+    assert fabric.device.type == "cpu"
+    assert fabric.world_size == 1
