@@ -18,8 +18,10 @@ from fedspa.data.batches import Pixels
 from fedspa.data.source import Augmentation, ImageSet
 from fedspa.engine import EagerEngine
 from fedspa.evaluation import Evaluator
+from fedspa.executor import Executor, InProcess
 from fedspa.federation import FederatedLoop
 from fedspa.layer_sparsity.erk import ErdosRenyiKernel
+from fedspa.link import Link
 from fedspa.masks.base import MaskSearcher
 from fedspa.masks.initial import InitialMasks
 from fedspa.masks.packed import PackedMask
@@ -29,6 +31,7 @@ from fedspa.models.initialise import seeded
 from fedspa.models.small_cnn import SmallCNN
 from fedspa.records import RoundRecord
 from fedspa.settings import EvalSettings, FederationSettings, TrainingSettings
+from fedspa.visitor import Visitor
 from fedspa.weights import ParameterSpace
 
 torch.set_num_threads(1)
@@ -115,26 +118,32 @@ def federation(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
     convention: str = "honest",
+    wire: str | None = None,
+    executor: Callable[[Visitor], Executor] = InProcess,
 ) -> Federation:
     """A federation in which every client takes part, unless told otherwise. Takes the network over."""
     train, test = (pixels(images, dtype) for images in (clients.train, clients.test))
     runner = engine(network, train, training)
     full_mask = PackedMask.pack(torch.ones(runner.space.total))
     accuracy = {"accuracy": Accuracy(name="accuracy")}
-    count = len(clients.train_rows)
-    initial, visits = runner.weights, []
-    loop = FederatedLoop(
+    visitor = Visitor(
         seed=seed,
-        federation=FederationSettings(count, clients_per_round or count, rounds),
         training=training,
-        evaluation=EvalSettings(every=eval_every),
         method=method,
         searcher=searcher,
         engine=runner,
         network=NetworkCosts.of(network, tuple(clients.train.images.shape[1:]), convention),
         evaluators=[Evaluator(runner, test, clients.test_rows, accuracy, clients.classes, batch_size=8)],
-        origin=Origin(initial, initial_mask or (lambda client: full_mask), full_mask),
         client_rows=clients.train_rows,
+        link=Link(runner.space, wire) if wire else None,
+    )
+    count, initial, visits = len(clients.train_rows), runner.weights, []
+    loop = FederatedLoop(
+        visitor,
+        executor(visitor),
+        FederationSettings(count, clients_per_round or count, rounds),
+        EvalSettings(every=eval_every),
+        Origin(initial, initial_mask or (lambda client: full_mask), full_mask),
         on_visit=lambda client, visit: visits.append((client, visit)),
     )
     return Federation(loop, visits, runner.space, initial.clone())

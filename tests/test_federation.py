@@ -11,6 +11,7 @@ from federations import Federation, federation, random_clients, small
 from torch import nn
 
 from fedspa.errors import UserError
+from fedspa.executor import Workers
 from fedspa.masks.dst import DST
 from fedspa.masks.rsm import RSM
 from fedspa.methods.ditto import Ditto
@@ -21,6 +22,7 @@ from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.methods.subsampling import Subsampling
 from fedspa.records import RoundRecord
 from fedspa.settings import TrainingSettings
+from fedspa.visitor import Visitor
 
 FEDSPA, FEDAVG = FedSpa(name="fedspa"), FedAvg(name="fedavg")
 DIFFERENT = DST(name="dst", initial="different")
@@ -69,6 +71,27 @@ def test_the_same_seed_gives_the_same_bytes_whatever_else_happens(method, search
     assert told(records) == told(records_again)
     assert_same_bytes(one, other)
     assert small(method, searcher, seed=1).run()[-1].loss != records[-1].loss
+
+
+@pytest.mark.parametrize(("method", "searcher"), METHODS.values(), ids=METHODS)
+def test_worker_processes_and_the_fp32_wire_change_no_byte(method, searcher):
+    plain, wired = small(method, searcher), small(method, searcher, wire="fp32")
+    records, over_the_wire = plain.run(), wired.run()
+    assert_same_bytes(plain, wired)
+    assert [replace(record.costs, encoded_bytes=0) for record in over_the_wire] == [r.costs for r in records]
+
+    executors: list[Workers] = []
+
+    def two_workers(visitor: Visitor) -> Workers:
+        executors.append(Workers(visitor, 2, plain.space.total, torch.float32))
+        return executors[0]
+
+    shared_out = small(method, searcher, executor=two_workers)
+    try:
+        assert told(shared_out.run()) == told(records)
+    finally:
+        executors[0].close()
+    assert_same_bytes(plain, shared_out)
 
 
 def test_looking_more_often_changes_nothing():
