@@ -130,6 +130,10 @@ def _check_together(plan: Plan) -> None:
         raise UserError(f"method={method} needs masks, but mask={mask}: use mask=dst or another searcher.")
     if plan.mask is not None and not plan.method.uses_mask:
         raise UserError(f"method={method} trains dense, so mask={mask} has no meaning: use mask=none.")
+    if plan.settings.theory.every and plan.mask is None:
+        raise UserError(
+            f"theory.every={plan.settings.theory.every} needs masks, which method={method} has not: set it to 0."
+        )
     path = plan.resolved["dataset"].get("path")
     if path is not None and not Path(path).exists():
         raise UserError(f"dataset.path={path} does not exist: it must be the data set's folder or file.")
@@ -140,7 +144,7 @@ def config_hash(resolved: dict[str, Any]) -> str:
 
     Left out: the run's name, where data lies, what computes, and what is logged or kept.
     """
-    left_out = ("name", "hardware", "loggers", "save")
+    left_out = ("name", "hardware", "loggers", "save", "theory")
     content = {f.name: resolved[f.name] for f in fields(Config) if f.name not in left_out}
     content["dataset"] = {key: value for key, value in resolved["dataset"].items() if key != "path"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

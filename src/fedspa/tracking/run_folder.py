@@ -8,6 +8,7 @@
 | timing.csv | each round | seconds by phase |
 | clients.csv | end | a row a client |
 | weights, masks, local_weights.safetensors | end | what there is of them |
+| theory.csv | end, with `theory.every` | the quantities of Theorem 1 |
 | summary.json | end, last of all | the run in a page; a folder that has it holds a finished run |
 
 Numbers are written with all their digits: read back, they are the same floats.
@@ -18,12 +19,12 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import UserError
-from fedspa.records import KINDS, PHASES, ClientRow, RoundRecord, RunInfo, RunResult, Spread
+from fedspa.records import KINDS, PHASES, ClientRow, RoundRecord, RunInfo, RunResult, Spread, TheoryRow
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,6 +73,11 @@ class RunFolder:
         for name in ("weights", "masks", "local_weights"):
             if tensors := getattr(result, name):
                 _save_tensors(folder / f"{name}.safetensors", tensors, self._info.config_hash)
+        if result.theory:
+            theory = _Table(folder / "theory.csv", [f.name for f in fields(TheoryRow)])
+            for row in result.theory:
+                theory.write(asdict(row))
+            theory.close()
         (folder / "summary.json").write_text(json.dumps(result.summary, indent=2) + "\n")
 
     def abort(self, status: str, reason: str) -> None:
