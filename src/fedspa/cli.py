@@ -22,23 +22,26 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedspa.config import Plan, check, config_dir, explain, register
 from fedspa.errors import UserError, nearest
+from fedspa.settings import Config
 from fedspa.studies import register_studies
-from fedspa.sweeping import JobFailed, PlannedJob
+from fedspa.sweeping import JobFailed
 
 Task = Callable[[Plan, Path], None]
 """What an entry point does with a checked run and the folder for its files."""
 
 
-def main(task: Task) -> int:
-    """Do what the command line says: `task` once, or with -m once for each job of a sweep. Returns the exit code.
+def main(task: Task, schema: type[Config] = Config) -> int:
+    """Do what the command line says: `task` once, or with -m once for each job of a sweep.
 
-    0: done. 1: fedspa has a bug, whose traceback is shown. 2: a mistake of the user, told in one sentence (with its
-    traceback under HYDRA_FULL_ERROR=1). 130: stopped by Ctrl-C. With -m the highest code of any job.
+    `schema`: the settings of this command, those of a run and perhaps some of its own.
+    Returns the exit code: 0, done; 1, fedspa has a bug, whose traceback is shown; 2, a mistake of the user,
+    told in one sentence (under HYDRA_FULL_ERROR=1 with its traceback); 130, stopped by Ctrl-C. After several
+    jobs, the highest of theirs.
     """
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra reports errors itself, and exits
     defer_torch()
-    register()
+    register(schema)
     register_studies()
 
     def job(config: DictConfig) -> None:
@@ -46,7 +49,10 @@ def main(task: Task) -> int:
         command = HydraConfig.get()
         folder = Path(command.runtime.output_dir)
         try:
-            run(task, config, folder)
+            study = command.runtime.choices.get("sweep")
+            if study and command.mode == RunMode.RUN:
+                raise UserError(f"sweep={study} stands for many runs: add -m to start them.")
+            task(check(config), folder)
         except Exception as error:
             if command.mode == RunMode.RUN:
                 raise SystemExit(report(error, show_traceback)) from error
@@ -69,20 +75,6 @@ def main(task: Task) -> int:
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # from composing: no job raises them
         return report(explain_hydra(error), show_traceback)
     return 0
-
-
-def run(task: Task, config: DictConfig, folder: Path) -> None:
-    """Check a config, and do what it says. Raises whatever goes wrong."""
-    command = HydraConfig.get()
-    if command.mode == RunMode.RUN and (study := command.runtime.choices.get("sweep")):
-        raise UserError(f"sweep={study} is many runs: add -m to run them.")
-    plan = check(config)
-    if not plan.settings.dry_run:
-        task(plan, folder)
-        return
-    from fedspa.dry_run import listing
-
-    print(listing([PlannedJob(plan.settings.name, (), folder, plan)]))
 
 
 def report(error: Exception, show_traceback: bool) -> int:
