@@ -17,6 +17,8 @@ from fedspa.settings import Config
 class CostConfig(Config):
     """The settings of a run, and how to tell its costs."""
 
+    dry_run: bool = True
+    """A sweep's jobs are listed, not run."""
     format: str = "table"
     """table, or json: nothing but JSON on standard output."""
 

@@ -10,11 +10,16 @@ from fedspa.config import Plan
 
 
 def train(plan: Plan, folder: Path) -> None:
-    """One run, its files in `folder`."""
+    """One run, its files in `folder`; or with dry_run=true only what it would cost."""
     # Imported here because it brings torch and Lightning: seconds, spent only on a run without mistakes.
-    from fedspa.experiment import run
+    if plan.settings.dry_run:
+        from fedspa.dry_run import listing
 
-    run(plan, folder)
+        print(listing({plan.settings.name: plan}))
+    else:
+        from fedspa.experiment import run
+
+        run(plan, folder)
 
 
 if __name__ == "__main__":

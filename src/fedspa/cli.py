@@ -58,7 +58,8 @@ def main(task: Task, schema: type[Config] = Config) -> int:
                 raise SystemExit(report(error, show_traceback)) from error
             print(f"Failed: {folder.parent.name}/{folder.name}", file=sys.stderr)
             code = report(error, show_traceback)
-            raise JobFailed(code, f"{type(error).__name__}: {error}") from None
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            raise JobFailed(code, f"{kind}{error}") from None
         finally:
             with suppress(OSError):  # Hydra made the folder; it stays if anything was written to it
                 folder.rmdir()

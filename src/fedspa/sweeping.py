@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +43,8 @@ class PlannedJob:
     name: str
     overrides: tuple[str, ...]
     folder: Path
-    plan: Plan | None
-    """None: its config holds a mistake, of which the job will tell."""
+    plan: Plan | UserError
+    """The mistake that its config holds, where it holds one."""
 
     @property
     def finished(self) -> bool:
@@ -53,7 +53,7 @@ class PlannedJob:
             summary = json.loads((self.folder / "summary.json").read_text())
         except (OSError, ValueError):
             return False
-        return self.plan is not None and summary["config_hash"] == self.plan.config_hash
+        return isinstance(self.plan, Plan) and summary["config_hash"] == self.plan.config_hash
 
 
 def run_sweep(study: Study, root: Path, compose: Compose, launch: Launch) -> int:
@@ -63,38 +63,68 @@ def run_sweep(study: Study, root: Path, compose: Compose, launch: Launch) -> int
     where the same study is running already, or where MLflow cannot be had.
     """
     folder = root / study.name
+    print(f"{study.name}: {len(study.jobs)} jobs, in {folder}", flush=True)
     jobs = [
-        PlannedJob(job.name, job.overrides, folder / job.name, _checked(compose(job.overrides))) for job in study.jobs
+        PlannedJob(job.name, job.overrides, folder / job.name, _plan(compose(job.overrides))) for job in study.jobs
     ]
-    if any(job.plan and job.plan.settings.dry_run for job in jobs):
-        from fedspa.dry_run import listing
-
-        print(listing(jobs))
-        return 0
+    if any(isinstance(job.plan, Plan) and job.plan.settings.dry_run for job in jobs):
+        return _list(jobs)
     with _only_one(root, study.name):
-        todo = [job for job in jobs if not job.finished]
-        print(f"{study.name}: {len(jobs)} jobs, {len(jobs) - len(todo)} of them finished already, in {folder}")
-        return _run_jobs(study.name, todo, launch) if todo else 0
+        return _run(study.name, jobs, launch)
 
 
-def _run_jobs(name: str, jobs: Sequence[PlannedJob], launch: Launch) -> int:
-    for job in jobs:
+def _plan(config: DictConfig) -> Plan | UserError:
+    try:
+        return check(config)
+    except UserError as mistake:
+        return mistake
+
+
+def _list(jobs: Sequence[PlannedJob]) -> int:
+    """Say what the jobs would cost."""
+    from fedspa.dry_run import listing
+
+    plans = {job.name: job.plan for job in jobs if isinstance(job.plan, Plan)}
+    if plans:
+        print(listing(plans, finished=[job.name for job in jobs if job.finished]))
+    return _conclude({job.name: JobFailed(2, str(job.plan)) for job in jobs if job.name not in plans}, len(jobs))
+
+
+def _run(name: str, jobs: Sequence[PlannedJob], launch: Launch) -> int:
+    """Run what is not finished."""
+    todo = [job for job in jobs if not job.finished]
+    if len(todo) < len(jobs):
+        print(f"{len(jobs) - len(todo)} of them are finished already.", flush=True)
+    for job in todo:
         set_aside(job.folder)
-    loggers = next((job.plan.loggers for job in jobs if job.plan), {})
+    loggers = next((job.plan.loggers for job in jobs if isinstance(job.plan, Plan)), {})
     with nested_in(name, loggers) as parent:
-        returned = launch([[*job.overrides, *parent.overrides, f"hydra.sweep.subdir='{name}/{job.name}'"] for job in jobs])
+        places = [f"hydra.sweep.subdir='{name}/{job.name}'" for job in todo]
+        overrides = [[*job.overrides, *parent.overrides, place] for job, place in zip(todo, places, strict=True)]
+        returned = launch(overrides) if todo else []
         failures = {
             job.name: _failure(result)
-            for job, result in zip(jobs, returned, strict=True)
+            for job, result in zip(todo, returned, strict=True)
             if result.status is not JobStatus.COMPLETED
         }
         parent.failed = len(failures)
-    if failures:
-        width = max(map(len, failures))
-        print(f"\n{len(failures)} of {len(jobs)} jobs failed:", file=sys.stderr)
-        for job_name, failure in failures.items():
-            print(f"  {job_name:<{width}}  {failure.reason}", file=sys.stderr)
-    return max((failure.code for failure in failures.values()), default=0)
+    return _conclude(failures, len(todo))
+
+
+def _failure(result: JobReturn) -> JobFailed:
+    error = result._return_value  # the property of that name would print a line, and raise
+    return error if isinstance(error, JobFailed) else JobFailed(1, f"{type(error).__name__}: {error}")
+
+
+def _conclude(failures: Mapping[str, JobFailed], jobs: int) -> int:
+    """A table of what failed; the exit code."""
+    if not failures:
+        return 0
+    width = max(map(len, failures))
+    print(f"\n{len(failures)} of {jobs} jobs failed:", file=sys.stderr)
+    for name, failure in failures.items():
+        print(f"  {name:<{width}}  {failure.reason}", file=sys.stderr)
+    return max(failure.code for failure in failures.values())
 
 
 def set_aside(folder: Path) -> None:
@@ -105,20 +135,6 @@ def set_aside(folder: Path) -> None:
     shelf.mkdir(exist_ok=True)
     tries = (shelf / f"{folder.name}-{count}" for count in itertools.count(1))
     folder.rename(next(path for path in tries if not path.exists()))
-
-
-def _checked(config: DictConfig) -> Plan | None:
-    try:
-        return check(config)
-    except UserError:
-        return None
-
-
-def _failure(result: JobReturn) -> JobFailed:
-    error = result._return_value  # its property of that name would print a line and raise
-    if isinstance(error, JobFailed):
-        return error
-    return JobFailed(1, f"{type(error).__name__}: {error}")
 
 
 @contextmanager
