@@ -55,6 +55,14 @@ def test_rounds_read_back_as_the_same_floats(tmp_path: Path) -> None:
     assert third["local_accuracy_clients"] == "2"
 
 
+def test_tensors_are_listed_in_the_order_of_the_flat_weights(tmp_path: Path) -> None:
+    assert (whole_run(tmp_path) / "tensors.csv").read_text().splitlines() == [
+        "tensor,shape,parameters",
+        "fc.weight,2x2,4",
+        "fc.bias,2,2",
+    ]
+
+
 def test_a_kind_that_was_not_tested_is_blank(tmp_path: Path) -> None:
     rows = rows_of(whole_run(tmp_path) / "rounds.csv")
     assert [row["global_accuracy_mean"] for row in rows] == ["", "32", "", "34"]
