@@ -15,12 +15,13 @@ from matplotlib.patches import Rectangle
 from omegaconf import OmegaConf
 from tracking_runs import COSTS, run_info, run_record, run_result, times
 
+from fedspa.drawing import spread_out
 from fedspa.errors import UserError
 from fedspa.paths import project_root
 from fedspa.records import RoundRecord, RunInfo, RunResult
 from fedspa.tracking.console import ConsoleView, _bytes, _duration, _flops
 from fedspa.tracking.fanout import Trackers
-from fedspa.tracking.pictures import Pictures, _spread_out, accuracy_picture, partition_picture
+from fedspa.tracking.pictures import Pictures, accuracy_picture, partition_picture
 from fedspa.tracking.run_folder import RunFolder
 
 
@@ -258,9 +259,9 @@ def test_the_partition_shows_every_client_and_class(clients: int, classes: int) 
 
 
 def test_labels_do_not_overlap() -> None:
-    assert _spread_out([10.0, 50.0], 5) == [10.0, 50.0]
-    assert _spread_out([50.0, 50.0], 5) == [47.5, 52.5]
-    assert _spread_out([98.0, 99.0, 100.0], 5) == [90.0, 95.0, 100.0]
+    assert spread_out([10.0, 50.0], 5) == [10.0, 50.0]
+    assert spread_out([50.0, 50.0], 5) == [47.5, 52.5]
+    assert spread_out([98.0, 99.0, 100.0], 5) == [90.0, 95.0, 100.0]
 
 
 # Several trackers as one
