@@ -1,0 +1,84 @@
+"""What the clients' masks have in common, and with their labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from fedspa.report.runs import Run
+
+PERMUTATIONS = 999
+
+
+@dataclass(frozen=True)
+class Densities:
+    """How dense each tensor is in each client's mask: float64 [clients, tensors], with the tensors' names."""
+
+    names: list[str]
+    shares: np.ndarray
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Every pair of clients that have masks: how alike their labels are, and how much their masks share."""
+
+    label_similarity: np.ndarray
+    """float64 [pairs]: the share of their label distributions that both have, 1 - total variation distance."""
+    mask_overlap: np.ndarray
+    """float64 [pairs]: |both| / |either| over the tensors that are sparse in some mask."""
+    by_chance: float
+    """The overlap to expect of two random masks with these densities."""
+    correlation: float | None
+    """Pearson's; None where one side does not vary, as with equal masks."""
+    p_value: float | None
+    """Of Mantel's test: pairs are not independent, so clients are permuted, not pairs."""
+
+
+@cache
+def densities(run: Run) -> Densities:
+    """The densities of the masks of `run`."""
+    _, masks = run.masks()
+    sizes = np.array([size for _, size in run.tensors])
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    active = [np.add.reduceat(np.unpackbits(bits, count=sizes.sum()), starts, dtype=np.int64) for bits in masks]
+    return Densities([name for name, _ in run.tensors], np.stack(active) / sizes)
+
+
+def overlap(run: Run) -> Overlap | None:
+    """Mask overlap against label similarity; None with fewer than three masks or no sparse tensor."""
+    clients, masks = run.masks()
+    shares = densities(run).shares
+    sizes = np.array([size for _, size in run.tensors])
+    sparse = (shares < 1).any(axis=0)
+    if len(clients) < 3 or not sparse.any():
+        return None
+    masks = masks & np.packbits(np.repeat(sparse, sizes))
+    active = np.bitwise_count(masks).sum(axis=1, dtype=np.int64)
+    both = np.array([np.bitwise_count(masks & mask).sum(axis=1, dtype=np.int64) for mask in masks])
+    shared = both / (active[:, None] + active[None, :] - both)
+
+    labels = run.label_counts[clients] / run.label_counts[clients].sum(axis=1, keepdims=True)
+    similar = np.minimum(labels[:, None, :], labels[None, :, :]).sum(axis=2)
+    upper = np.triu_indices(len(clients), k=1)
+    mean = shares.mean(axis=0)[sparse]
+    by_chance = float((mean**2 @ sizes[sparse]) / ((2 * mean - mean**2) @ sizes[sparse]))
+    return Overlap(similar[upper], shared[upper], by_chance, *_mantel(similar, shared))
+
+
+def _mantel(first: np.ndarray, second: np.ndarray) -> tuple[float | None, float | None]:
+    """Pearson's correlation of two symmetric matrices off the diagonal, and the share of permutations that reach it."""
+    upper = np.triu_indices(len(first), k=1)
+    if np.ptp(first[upper]) < 1e-12 or np.ptp(second[upper]) < 1e-12:
+        return None, None
+    first = (first - first[upper].mean()) / first[upper].std()  # a permutation keeps mean and deviation
+    scores = (second[upper] - second[upper].mean()) / second[upper].std()
+    found = float(np.mean(first[upper] * scores))
+    source = np.random.default_rng(0)
+    reached = 0
+    for _ in range(PERMUTATIONS):
+        order = source.permutation(len(first))
+        by_chance = float(np.mean(first[np.ix_(order, order)][upper] * scores))
+        reached += abs(by_chance) >= abs(found) - 1e-12
+    return found, (reached + 1) / (PERMUTATIONS + 1)
