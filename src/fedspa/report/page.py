@@ -75,6 +75,7 @@ def write_report(report: Report, study: Study, folder: Path, targets: Sequence[f
     for picture in report.pictures:
         drawings[picture.name] = _svg(picture)
         (figures / f"{picture.name}.svg").write_bytes(drawings[picture.name])
+        picture.figure.set_layout_engine("none")  # it is laid out now, which takes as long as drawing
         picture.figure.savefig(figures / f"{picture.name}.png", dpi=150, metadata={"Software": None})
     (folder / "report.md").write_text(markdown_report(report))
     (folder / "tables.tex").write_text(latex_tables(report))
