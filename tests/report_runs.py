@@ -75,7 +75,8 @@ def make_run(
         tracker.round(
             RoundRecord(
                 round=round, participants=(0, 1), learning_rate=0.1, loss=1.0, samples=8, costs=costs,
-                total_costs=costs, dense_costs=costs, scores={kind: {"accuracy": spread(curves[kind][round - 1])} for kind in kinds},
+                total_costs=costs, dense_costs=costs,
+                scores={kind: {"accuracy": spread(curves[kind][round - 1])} for kind in kinds},
                 extras={}, seconds={"train": 0.4, "search": 0.1 if mask == "dst" else 0.0, "total": 0.6},
             )
         )  # fmt: skip

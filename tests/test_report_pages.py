@@ -287,7 +287,7 @@ def test_masks_are_drawn_where_runs_kept_them(tmp_path: Path) -> None:
     make_run(tmp_path / "run", {"local": [1]}, masks=kept)
     pictures = {picture.title: picture.caption for picture in make_report(study_of(tmp_path)).pictures}
     assert "FedSpa (DST): r = " in pictures["Digits, Dirichlet 0.3: do alike clients find alike masks?"]
-    assert "The other 1 tensors are dense" in pictures["Digits, Dirichlet 0.3: density by tensor"]
+    assert "Digits, Dirichlet 0.3: density by layer" in pictures
 
 
 # The command line

@@ -34,7 +34,7 @@ def test_a_run_reads_back(tmp_path: Path) -> None:
     assert run.kinds == ("global", "local")
     assert run.settings["dataset.name"] == "digits"
     assert run.label_counts.tolist() == [[4, 0], [4, 0], [0, 4], [2, 2]]
-    assert run.tensors == [("z", 6), ("a", 2)]
+    assert run.tensors == [("z", (2, 3)), ("a", (2,))]
     assert not run.has_masks
 
 
@@ -182,8 +182,7 @@ ALIKE = {
 
 def test_densities_follow_the_order_of_the_flat_weights(tmp_path: Path) -> None:
     found = masks.densities(run_of(make_run(tmp_path / "run", {"local": [1]}, masks=ALIKE)))
-    assert found.names == ["z", "a"]
-    assert found.shares.tolist() == [[0.5, 1.0]] * 4
+    assert found.tolist() == [[0.5, 1.0]] * 4
 
 
 def test_mask_overlap_against_label_similarity(tmp_path: Path) -> None:

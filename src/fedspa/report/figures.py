@@ -184,43 +184,39 @@ def mask_overlap(study: Study, setting: Setting) -> Picture | None:
         "Each dot is a pair of clients in the first seed: the share of their label distributions that both have, "
         "against the share of the weights that either mask keeps that both keep, over the tensors that are sparse. "
         "r is Pearson\u2019s, a value a seed; p is the largest of any seed in Mantel\u2019s test with "
-        f"{masks.PERMUTATIONS} permutations of the clients. {'; '.join(verdicts)}.",
+        f"{masks.PERMUTATIONS} permutations of the clients. Masks also drift apart with every search, so clients that "
+        f"were visited more often are less alike. {'; '.join(verdicts)}.",
         figure,
     )
 
 
 def layer_densities(study: Study, setting: Setting) -> Picture | None:
-    """How dense the masks leave each tensor; None where no run kept masks."""
-    found: dict[Row, masks.Densities] = {}
+    """How dense the masks leave the weights of each layer; None where no run kept masks."""
+    shares: dict[Row, np.ndarray] = {}
     for row in study.rows_of(setting):
-        if kept := [masks.densities(run) for run in study.runs(row, setting) if run.has_masks]:
-            found[row] = masks.Densities(kept[0].names, np.concatenate([each.shares for each in kept]))
-    if not found:
+        if runs := [run for run in study.runs(row, setting) if run.has_masks]:
+            shares[row], tensors = np.concatenate([masks.densities(run) for run in runs]), runs[0].tensors
+    if not shares:
         return None
-    names = next(iter(found.values())).names
-    sparse = [i for i in range(len(names)) if any((each.shares[:, i] < 1).any() for each in found.values())]
-    if not sparse:
-        return None
-    figure = _panels(1, 6.2, 0.9 + 0.28 * len(sparse))
+    layers = [(i, name.removesuffix(".weight")) for i, (name, shape) in enumerate(tensors) if len(shape) > 1]
+    figure = _panels(1, 6.2, 0.9 + 0.28 * len(layers))
     axes, colors = figure.axes[0], row_colors(study)
-    for place, (row, each) in enumerate(found.items()):
-        shift = 0.5 * (place + 0.5) / len(found) - 0.25
-        for height, tensor in enumerate(sparse):
-            low, high = np.percentile(each.shares[:, tensor], [10, 90])
+    for place, (row, found) in enumerate(shares.items()):
+        shift = 0.5 * (place + 0.5) / len(shares) - 0.25
+        for height, (tensor, _) in enumerate(layers):
+            low, high = np.percentile(found[:, tensor], [10, 90])
             axes.plot([low, high], [height + shift] * 2, color=colors[row], linewidth=1.2, alpha=0.6)
-            axes.plot(each.shares[:, tensor].mean(), height + shift, "o", color=colors[row], markersize=4.5)
+            axes.plot(found[:, tensor].mean(), height + shift, "o", color=colors[row], markersize=4.5)
     axes.set_xlim(0, 1.02)
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
-    _row_ticks(axes, [names[i] for i in sparse])
-    set_title(axes, "Density of the masks", f"{setting.label}: share of active weights by tensor, mean over clients")
-    _legend(figure, list(found), colors)
-    others = len(names) - len(sparse)
+    _row_ticks(axes, [name for _, name in layers])
+    set_title(axes, "Density of the masks", f"{setting.label}: share of active weights by layer, mean over clients")
+    _legend(figure, list(shares), colors)
     return Picture(
         f"density-{_slug(setting)}",
-        f"{setting.label}: density by tensor",
-        "Share of each tensor\u2019s weights that the clients\u2019 last masks keep (those of their personal models): "
-        "mean over clients and seeds; line: 10th to 90th percentile. "
-        f"The other {others} tensors are dense in every mask.",
+        f"{setting.label}: density by layer",
+        "Share of each layer\u2019s weights, biases and norms left out, that the clients\u2019 last masks keep (those of "
+        "their personal models): mean over clients and seeds; line: 10th to 90th percentile.",
         figure,
     )
 

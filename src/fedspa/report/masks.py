@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -10,14 +11,6 @@ import numpy as np
 from fedspa.report.runs import Run
 
 PERMUTATIONS = 999
-
-
-@dataclass(frozen=True)
-class Densities:
-    """How dense each tensor is in each client's mask: float64 [clients, tensors], with the tensors' names."""
-
-    names: list[str]
-    shares: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -37,20 +30,19 @@ class Overlap:
 
 
 @cache
-def densities(run: Run) -> Densities:
-    """The densities of the masks of `run`."""
+def densities(run: Run) -> np.ndarray:
+    """How dense each tensor is in each client's mask: float64 [clients, tensors]."""
     _, masks = run.masks()
-    sizes = np.array([size for _, size in run.tensors])
+    sizes = _sizes(run)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     active = [np.add.reduceat(np.unpackbits(bits, count=sizes.sum()), starts, dtype=np.int64) for bits in masks]
-    return Densities([name for name, _ in run.tensors], np.stack(active) / sizes)
+    return np.stack(active) / sizes
 
 
 def overlap(run: Run) -> Overlap | None:
     """Mask overlap against label similarity; None with fewer than three masks or no sparse tensor."""
     clients, masks = run.masks()
-    shares = densities(run).shares
-    sizes = np.array([size for _, size in run.tensors])
+    shares, sizes = densities(run), _sizes(run)
     sparse = (shares < 1).any(axis=0)
     if len(clients) < 3 or not sparse.any():
         return None
@@ -65,6 +57,11 @@ def overlap(run: Run) -> Overlap | None:
     mean = shares.mean(axis=0)[sparse]
     by_chance = float((mean**2 @ sizes[sparse]) / ((2 * mean - mean**2) @ sizes[sparse]))
     return Overlap(similar[upper], shared[upper], by_chance, *_mantel(similar, shared))
+
+
+def _sizes(run: Run) -> np.ndarray:
+    """int64 [tensors]: the number of weights of each."""
+    return np.array([math.prod(shape) for _, shape in run.tensors])
 
 
 def _mantel(first: np.ndarray, second: np.ndarray) -> tuple[float | None, float | None]:

@@ -128,10 +128,10 @@ def latex_tables(report: Report) -> str:
 def _facts(study: Study) -> list[str]:
     varied = varied_settings(study.all_runs)
     values = "; ".join(f"{key}: {', '.join(several)}" for key, several in varied.items())
-    versions = sorted({str(run.summary.get("version", "unknown")) for run in study.all_runs})
+    versions = ", ".join(sorted({str(run.summary.get("version", "unknown")) for run in study.all_runs}))
+    places = "; ".join(setting.label for setting in study.settings)
     return [
-        f"{len(study.all_runs)} runs of fedspa {', '.join(versions)}: {len(study.rows)} rows, "
-        f"{len(study.settings)} data settings, seeds {', '.join(map(str, study.seeds))}.",
+        f"{len(study.all_runs)} runs of fedspa {versions} on {places} (seeds {', '.join(map(str, study.seeds))}).",
         f"What differs between the configs: {values or 'nothing'}.",
     ]
 

@@ -64,13 +64,14 @@ class Run:
         return np.stack([self.clients[name] for name in names], axis=1)
 
     @cached_property
-    def tensors(self) -> list[tuple[str, int]]:
-        """Name and size of each parameter tensor, in the order of the masks' bits; empty for an older run."""
+    def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Name and shape of each parameter tensor, in the order of the masks' bits; empty for an older run."""
         path = self.folder / "tensors.csv"
         if not path.is_file():
             return []
         with path.open(newline="") as file:
-            return [(row["tensor"], int(row["parameters"])) for row in csv.DictReader(file)]
+            rows = list(csv.DictReader(file))
+        return [(row["tensor"], tuple(int(side) for side in row["shape"].split("x") if side)) for row in rows]
 
     @property
     def has_masks(self) -> bool:
