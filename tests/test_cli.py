@@ -87,7 +87,7 @@ try:
 except SystemExit:
     print("loaded:", {HEAVY} & set(sys.modules))
 """
-    done = command(*words.split(), folder=tmp_path, code=code)
+    done = command(*words.split(), "hydra.run.dir=run", folder=tmp_path, code=code)
     assert done.stdout.endswith("loaded: set()\n"), done.stderr
 
 

@@ -122,6 +122,9 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
         ("mask._target_=fedspa.errors.nearest", "_target_=fedspa.errors.nearest is not a class of fedspa."),
         ("mask._target_=fedspa.config.Path", "mask._target_=fedspa.config.Path is not a class of fedspa."),
         ("mask._target_=fedspa.masks.dts.DST", "No module named 'fedspa.masks.dts'"),
+        ("dataset._target_=null", "dataset._target_=None is not a class of fedspa"),
+        ("mask._target_=3", "mask._target_=3 is not a class of fedspa"),
+        ("+metrics.speed=1", "metrics.speed=1 is no component: it must be a _target_ and its options."),
         ("method._target_=os.system", "method._target_=os.system is not a class of fedspa"),
     ],
 )

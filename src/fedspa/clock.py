@@ -22,3 +22,8 @@ class Clock:
             yield
         finally:
             self.seconds[phase] += time.perf_counter() - begin
+
+    def add(self, seconds: dict[str, float]) -> None:
+        """Add what another clock, perhaps of another process, has counted."""
+        for phase, value in seconds.items():
+            self.seconds[phase] += value

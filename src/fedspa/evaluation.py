@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -72,6 +72,18 @@ class Evaluator:
             name: metric(padded, padded_targets, self._classes).double().cpu().numpy()
             for name, metric in self._metrics.items()
         }
+
+
+def score_one(evaluators: Iterable[Evaluator], weights: torch.Tensor, clients: Sequence[int]) -> Scores:
+    """Scores of one model [total] for each of `clients`, on every set of images."""
+    return {k: v for evaluator in evaluators for k, v in evaluator.one(weights, clients).items()}
+
+
+def score_personal(
+    evaluators: Iterable[Evaluator], method: Method, weights: torch.Tensor, states: Sequence[ClientState]
+) -> Scores:
+    """Scores of every client's personal model, on every set of images."""
+    return {k: v for evaluator in evaluators for k, v in evaluator.personal(method, weights, states).items()}
 
 
 def spread(scores: np.ndarray) -> Spread:

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from fedspa.clock import Clock
-from fedspa.costs import NetworkCosts
-from fedspa.engine import EagerEngine
-from fedspa.errors import UserError
-from fedspa.evaluation import Evaluator, Scores, spread
-from fedspa.masks.base import MaskSearcher
+from fedspa.evaluation import Scores, score_one, score_personal, spread
+from fedspa.executor import Executor
 from fedspa.masks.packed import PackedMask
-from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit
+from fedspa.methods.base import ClientState, Origin, Visit, VisitSize
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.merge import Merge
-from fedspa.randomness import generator, numpy_generator
-from fedspa.records import Costs, RoundRecord
-from fedspa.settings import EvalSettings, FederationSettings, TrainingSettings
-
-
-def sample_clients(seed: int, round: int, clients: int, count: int) -> list[int]:
-    """S_t: `count` of `clients`, uniformly without replacement, in ascending order."""
-    chosen = numpy_generator(seed, "participants", round).choice(clients, size=count, replace=False)
-    return sorted(int(client) for client in chosen)
+from fedspa.randomness import generator
+from fedspa.records import Costs, RoundRecord, Spread
+from fedspa.sampling import sample_clients
+from fedspa.settings import EvalSettings, FederationSettings
+from fedspa.visitor import Call, Outcome, Visitor
 
 
 @dataclass
@@ -52,30 +45,21 @@ class FederatedLoop:
 
     def __init__(
         self,
-        *,
-        seed: int,
+        visitor: Visitor,
+        executor: Executor,
         federation: FederationSettings,
-        training: TrainingSettings,
         evaluation: EvalSettings,
-        method: Method,
-        searcher: MaskSearcher | None,
-        engine: EagerEngine,
-        network: NetworkCosts,
-        evaluators: Sequence[Evaluator],
         origin: Origin,
-        client_rows: Sequence[np.ndarray],
-        on_visit: Callable[[int, Visit], None] = lambda client, visit: None,
+        on_visit: Callable[[Call, torch.Tensor, Visit], None] = lambda call, weights, visit: None,
     ) -> None:
         """
         Args:
-            evaluators: one a set of test images; their metrics have different names.
-            client_rows: int64, the training rows of each client.
-            on_visit: sees every visit before it is forgotten, in client order.
+            visitor: what a visit is; `executor` makes its visits.
+            origin: what the federation starts from.
+            on_visit: sees every call, the global weights [total] it started from and its visit, in client order.
         """
-        self._seed, self._federation, self._training, self._evaluation = seed, federation, training, evaluation
-        self._method, self._searcher, self._engine, self._network = method, searcher, engine, network
-        self._evaluators, self._origin, self._on_visit = evaluators, origin, on_visit
-        self._client_rows = client_rows
+        self._visitor, self._executor, self._origin, self._on_visit = visitor, executor, origin, on_visit
+        self._federation, self._evaluation, self._method = federation, evaluation, visitor.method
         self._dense = FedAvg(name="fedavg")  # what the same visits would have cost
         self.state = FederationState(weights=origin.weights)
 
@@ -100,19 +84,28 @@ class FederatedLoop:
 
     def _round(self, clock: Clock) -> RoundRecord:
         state, t = self.state, self.state.round
-        federation = self._federation
-        participants = sample_clients(self._seed, t, federation.clients, federation.clients_per_round)
+        training, searcher = self._visitor.training, self._visitor.searcher
+        participants = sample_clients(
+            self._visitor.seed, t, self._federation.clients, self._federation.clients_per_round
+        )
+        calls = [
+            Call(t, client, first_visit=client not in state.visits, state=self.client_state(client))
+            for client in participants
+        ]
 
         merge = Merge(self._method.normaliser)
         costs = dense_costs = Costs()
         loss_sum, samples = 0.0, 0
-        for task, visit in self._visits(participants, clock):
+        for call, outcome in zip(calls, self._executor.visits(calls, state.weights), strict=True):
+            visit, rows = outcome.visit, len(self._visitor.client_rows[call.client])
+            self._on_visit(call, state.weights, visit)
             if visit.update is not None:
                 with clock("aggregate"):
-                    merge.fold(visit.update, self._method.weight(len(task.rows)), visit.holds)
-            self._remember(task.client, visit, clock)
+                    merge.fold(visit.update, self._method.weight(rows), visit.holds)
+            self._remember(call.client, outcome)
+            clock.add(outcome.seconds)
             costs += visit.costs
-            dense_costs += self._dense.visit_costs(task.size(), None)
+            dense_costs += self._dense.visit_costs(VisitSize(self._visitor.network, training, rows), None)
             loss_sum += visit.loss * visit.samples
             samples += visit.samples
 
@@ -121,105 +114,65 @@ class FederatedLoop:
         state.round = t + 1
         state.costs += costs
         state.dense_costs += dense_costs
-        if state.round % self._evaluation.every == 0 or state.round == federation.rounds:
-            self._test(clock)
-            scores = {
-                kind: {metric: spread(values) for metric, values in by_metric.items()}
-                for kind, by_metric in state.scores.items()
-            }
-        else:
-            scores = {}
+        tested = state.round % self._evaluation.every == 0 or state.round == self._federation.rounds
+        if tested:
+            with clock("evaluate"):
+                self._test()
         return RoundRecord(
             round=state.round,
             participants=tuple(participants),
-            learning_rate=self._training.lr_at(t),
+            learning_rate=training.lr_at(t),
             loss=loss_sum / samples,
             samples=samples,
             costs=costs,
             total_costs=state.costs,
             dense_costs=state.dense_costs,
-            scores=scores,
-            extras=self._searcher.describe(t) if self._searcher else {},
+            scores=self._spreads() if tested else {},
+            extras=searcher.describe(t) if searcher else {},
             seconds=clock.seconds,
         )
 
-    def _visits(self, participants: Sequence[int], clock: Clock) -> Iterator[tuple[ClientTask, Visit]]:
-        """Visit the participants one after another, all from the same global weights."""
-        for client in participants:
-            task = ClientTask(
-                seed=self._seed,
-                round=self.state.round,
-                client=client,
-                first_visit=client not in self.state.visits,
-                rows=torch.from_numpy(self._client_rows[client]),
-                learning_rate=self._training.lr_at(self.state.round),
-                weights=self.state.weights,
-                state=self.client_state(client),
-                engine=self._engine,
-                network=self._network,
-                training=self._training,
-                searcher=self._searcher,
-                clock=clock,
-            )
-            visit = self._method.visit(task)
-            if not torch.isfinite(visit.local).all():
-                raise UserError(
-                    f"The weights of client {client} in round {self.state.round + 1} are not finite (loss "
-                    f"{visit.loss}): training diverged; lower training.lr={self._training.lr} or set "
-                    f"training.clip_norm (now {self._training.clip_norm})."
-                )
-            yield task, visit
-
-    def _remember(self, client: int, visit: Visit, clock: Clock) -> None:
-        """Keep the client's next state, and test its local model while it is at hand."""
-        state = self.state
-        state.clients[client] = visit.state
+    def _remember(self, client: int, outcome: Outcome) -> None:
+        """Keep the client's next state and the scores of its local model."""
+        state, next_state = self.state, outcome.visit.state
+        if isinstance(next_state, PackedMask) and next_state == self.client_state(client):
+            next_state = self.client_state(client)  # clients that share a mask go on sharing one object
+        state.clients[client] = next_state
         state.visits[client] = state.visits.get(client, 0) + 1
-        self._on_visit(client, visit)
-        if "local" in self._method.kinds:
-            with clock("evaluate"):
-                scores = self._score_one(visit.local, [client])
-            for metric, values in scores.items():
-                unknown = np.full(self._federation.clients, np.nan)
-                state.scores.setdefault("local", {}).setdefault(metric, unknown)[client] = values[0]
+        for metric, values in outcome.local_scores.items():
+            unknown = np.full(self._federation.clients, np.nan)
+            state.scores.setdefault("local", {}).setdefault(metric, unknown)[client] = values[0]
 
-    def _test(self, clock: Clock) -> None:
+    def _test(self) -> None:
         """Test every client's global and personal model, where the method has them."""
-        everyone = range(self._federation.clients)
-        weights = self.state.weights
-        with clock("evaluate"):
-            if "global" in self._method.kinds:
-                self.state.scores["global"] = self._score_one(weights, everyone)
-            if "personal" in self._method.kinds:
-                states = [self.client_state(client) for client in everyone]
-                self.state.scores["personal"] = {
-                    metric: values
-                    for evaluator in self._evaluators
-                    for metric, values in evaluator.personal(self._method, weights, states).items()
-                }
+        everyone, state, evaluators = range(self._federation.clients), self.state, self._visitor.evaluators
+        if "global" in self._method.kinds:
+            state.scores["global"] = score_one(evaluators, state.weights, everyone)
+        if "personal" in self._method.kinds:
+            states = [self.client_state(client) for client in everyone]
+            state.scores["personal"] = score_personal(evaluators, self._method, state.weights, states)
 
-    def _score_one(self, weights: torch.Tensor, clients: Sequence[int]) -> Scores:
-        """Scores of one model [total] for each of `clients`, on every set of test images."""
+    def _spreads(self) -> dict[str, dict[str, Spread]]:
         return {
-            metric: values
-            for evaluator in self._evaluators
-            for metric, values in evaluator.one(weights, clients).items()
+            kind: {metric: spread(values) for metric, values in by_metric.items()}
+            for kind, by_metric in self.state.scores.items()
         }
 
     def finetune(self, epochs: int) -> Scores:
         """Scores after every client trained a copy of the final global weights once more, by metric."""
-        final_round = self.state.round
+        visitor, final = self._visitor, self.state.round
         by_client = [
-            self._score_one(
-                self._engine.train(
+            score_one(
+                visitor.evaluators,
+                visitor.engine.train(
                     self.state.weights,
                     torch.from_numpy(rows),
                     epochs=epochs,
-                    learning_rate=self._training.lr_at(final_round),
-                    generator=generator(self._seed, "finetune", final_round, client),
+                    learning_rate=visitor.training.lr_at(final),
+                    generator=generator(visitor.seed, "finetune", final, client),
                 ).weights,
                 [client],
             )
-            for client, rows in enumerate(self._client_rows)
+            for client, rows in enumerate(visitor.client_rows)
         ]
-        return {metric: np.concatenate([s[metric] for s in by_client]) for metric in by_client[0]}
+        return {metric: np.concatenate([scores[metric] for scores in by_client]) for metric in by_client[0]}

@@ -28,11 +28,16 @@ class Hardware:
     """Threads inside one operation on the CPU; null leaves it to torch. One gives the same bytes on every machine
     of a kind, and several fare badly where another process is busy."""
 
+    workers: int | None = None
+    """Processes among which a round's clients are shared out on the CPU; null: one for each usable core."""
+
     def __post_init__(self) -> None:
         check_choice("hardware.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
         check_choice("hardware.precision", self.precision, ("32-true", "64-true", "bf16-mixed"))
         if self.threads is not None:
             check_range("hardware.threads", self.threads, low=1)
+        if self.workers is not None:
+            check_range("hardware.workers", self.workers, low=1)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -19,6 +19,9 @@ class FederationSettings:
     clients: int = 100
     clients_per_round: int = 10
     rounds: int = 1000
+    wire: str | None = None
+    """Type of the values on the wire: fp32, fp16 or bf16. All weights, updates and masks then really pass
+    through the wire format and its bytes are counted; null hands them over as they are."""
 
     def __post_init__(self) -> None:
         check_range("federation.clients", self.clients, low=1)
@@ -29,6 +32,8 @@ class FederationSettings:
                 f"federation.clients_per_round={self.clients_per_round} is more than the "
                 f"federation.clients={self.clients} there are: it must be at most {self.clients}."
             )
+        if self.wire is not None:
+            check_choice("federation.wire", self.wire, ("fp32", "fp16", "bf16"))
 
 
 @dataclass
@@ -110,6 +115,17 @@ class CostSettings:
 
 
 @dataclass
+class TheorySettings:
+    """The curves of the paper's Theorem 1; costs a gradient over all clients' data for each point."""
+
+    every: int = 0
+    """Rounds between two points; 0: none. Only for methods with masks."""
+
+    def __post_init__(self) -> None:
+        check_range("theory.every", self.every, low=0)
+
+
+@dataclass
 class SaveSettings:
     """What a run keeps beyond its default files."""
 
@@ -133,6 +149,7 @@ class Config:
     finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
     costs: CostSettings = field(default_factory=CostSettings)
     save: SaveSettings = field(default_factory=SaveSettings)
+    theory: TheorySettings = field(default_factory=TheorySettings)
     trusted_packages: list[str] = field(default_factory=list)
     """Packages beside fedspa whose classes a config may name as `_target_`."""
     dataset: dict[str, Any] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
@@ -16,8 +16,19 @@ ACCURACY = "accuracy"
 
 def mean_spread(spreads: Sequence[Spread]) -> Spread:
     """The field-wise mean over rounds; the clients are those of the last one."""
-    means = {f.name: fmean(getattr(s, f.name) for s in spreads) for f in fields(Spread)}
-    return Spread(**(means | {"clients": spreads[-1].clients}))
+
+    def mean(name: str) -> float:
+        return fmean(getattr(spread, name) for spread in spreads)
+
+    return Spread(
+        mean=mean("mean"),
+        std=mean("std"),
+        p10=mean("p10"),
+        worst_decile=mean("worst_decile"),
+        min=mean("min"),
+        max=mean("max"),
+        clients=spreads[-1].clients,
+    )
 
 
 class History:
@@ -57,7 +68,6 @@ class History:
         }
         final["finetuned"] = finetuned
         costs, dense = last.total_costs, last.dense_costs
-        training_seconds = self._seconds["train"]
         accuracy = {kind: final.get(kind) for kind in KINDS}
         return {
             **{part: info.names[part] for part in ("method", "mask", "dataset", "model", "partition")},
@@ -75,6 +85,7 @@ class History:
                 "up": costs.up_bytes,
                 "masks": costs.mask_bytes,
                 "total": costs.traffic_bytes,
+                "encoded": costs.encoded_bytes if info.config["federation"]["wire"] else None,
                 "dense_total": dense.traffic_bytes,
             },
             "flops": {
@@ -84,7 +95,7 @@ class History:
                 "dense_total": dense.flops,
             },
             "seconds": {**self._seconds, "total": total_seconds},
-            "samples_per_s": self._samples / training_seconds if training_seconds else None,
+            "samples_per_s": self._samples / self._seconds["total"],
             "config_hash": info.config_hash,
             "partition_hash": info.partition_hash,
             "version": info.version,

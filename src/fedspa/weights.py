@@ -38,7 +38,7 @@ class ParameterSpace:
 
     def split(self, vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The flat pieces of a vector [total], one view a tensor."""
-        return torch.split(vector, self.sizes)
+        return torch.split(vector, list(self.sizes))
 
     def items(self, vector: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and shaped view of each tensor in a vector [total]."""

@@ -170,6 +170,7 @@ def _round_metrics(record: RoundRecord) -> dict[str, float]:
         "cost/traffic_up_bytes": float(total.up_bytes),
         "cost/traffic_masks_bytes": float(total.mask_bytes),
         "cost/traffic_total_bytes": float(total.traffic_bytes),
+        **({"cost/traffic_encoded_bytes": float(total.encoded_bytes)} if total.encoded_bytes else {}),
         "cost/traffic_dense_bytes": float(dense.traffic_bytes),
         "cost/flops_train": total.train_flops,
         "cost/flops_search": total.search_flops,

@@ -9,6 +9,7 @@
 | clients.csv | end | a row a client |
 | tensors.csv | end | a row a parameter tensor, in the order in which masks and flat weights hold them |
 | weights, masks, local_weights.safetensors | end | what there is of them |
+| theory.csv | end, with `theory.every` | the quantities of Theorem 1 |
 | summary.json | end, last of all | the run in a page; a folder that has it holds a finished run |
 
 Numbers are written with all their digits: read back, they are the same floats.
@@ -19,12 +20,12 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import UserError
-from fedspa.records import KINDS, PHASES, ClientRow, RoundRecord, RunInfo, RunResult, Spread
+from fedspa.records import KINDS, PHASES, ClientRow, RoundRecord, RunInfo, RunResult, Spread, TheoryRow
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,6 +78,11 @@ class RunFolder:
         for name in ("weights", "masks", "local_weights"):
             if tensors := getattr(result, name):
                 _save_tensors(folder / f"{name}.safetensors", tensors, self._info.config_hash)
+        if result.theory:
+            theory = _Table(folder / "theory.csv", [f.name for f in fields(TheoryRow)])
+            for row in result.theory:
+                theory.write(asdict(row))
+            theory.close()
         (folder / "summary.json").write_text(json.dumps(result.summary, indent=2) + "\n")
 
     def abort(self, status: str, reason: str) -> None:
@@ -108,7 +114,7 @@ class _Table:
 def _round_columns(info: RunInfo) -> list[str]:
     return [
         *("round", "participants", "learning_rate", "loss", "samples"),
-        *("train_flops", "search_flops", "down_bytes", "up_bytes", "mask_bytes"),
+        *("train_flops", "search_flops", "down_bytes", "up_bytes", "mask_bytes", "encoded_bytes"),
         *("total_flops", "total_traffic_bytes"),
         *info.extras,
         *(f"{k}_{m}_{s}" for k in info.kinds for m in info.metrics for s in STATISTICS),
