@@ -44,6 +44,7 @@ def test_runs_that_cannot_be_read_are_named_and_left_out(tmp_path: Path) -> None
     (make_run(tmp_path / "torn", {"global": [10]}) / "summary.json").write_text('{"method": ')
     (make_run(tmp_path / "other", {"global": [10]}) / "summary.json").write_text("{}")
     (make_run(tmp_path / "bare", {"global": [10]}) / "clients.csv").unlink()
+    make_run(tmp_path / "set_aside" / "old-1", {"global": [10]})
     found = read_runs(folders_under(tmp_path))
     assert [run.name for run in found.runs] == ["good"]
     reasons = dict(found.left_out)
@@ -118,7 +119,7 @@ def test_what_was_varied_of_a_method_makes_rows(tmp_path: Path) -> None:
 def test_options_are_named_as_one_types_them(tmp_path: Path) -> None:
     for name in ("erk", "uniform"):
         for clients in (10, 20):
-            config = {"layer_sparsity": {"name": name}, "federation": {"clients": clients}}
+            config = {"layer_sparsity": {"name": name}, "federation": {"clients": clients, "wire": "fp32"}}
             make_run(tmp_path / f"{name}{clients}", {"local": [1]}, **config)
     study = study_of(tmp_path)
     names = ["erk", "uniform"]

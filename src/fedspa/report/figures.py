@@ -215,8 +215,8 @@ def layer_densities(study: Study, setting: Setting) -> Picture | None:
     return Picture(
         f"density-{_slug(setting)}",
         f"{setting.label}: density by layer",
-        "Share of each layer\u2019s weights, biases and norms left out, that the clients\u2019 last masks keep (those of "
-        "their personal models): mean over clients and seeds; line: 10th to 90th percentile.",
+        "Share of each layer\u2019s weights, biases and norms left out, that the clients\u2019 last masks keep (those "
+        "of their personal models): mean over clients and seeds; line: 10th to 90th percentile.",
         figure,
     )
 

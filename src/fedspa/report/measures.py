@@ -88,6 +88,12 @@ def value_traffic(runs: list[Run]) -> OverSeeds:
     return OverSeeds(tuple(float(count["down"] + count["up"]) for count in counts))
 
 
+def encoded_traffic(runs: list[Run]) -> OverSeeds | None:
+    """Bytes that really passed through the wire format; None where a run did not use it (`federation.wire`)."""
+    counts = [run.summary["traffic_bytes"].get("encoded") for run in runs]
+    return None if None in counts else OverSeeds(tuple(float(count) for count in counts))
+
+
 def flops(runs: list[Run]) -> OverSeeds:
     """FLOPs of a whole run, mask search included."""
     return OverSeeds(tuple(float(run.summary["flops"]["total"]) for run in runs))

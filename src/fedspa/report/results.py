@@ -45,6 +45,8 @@ def _lines(study: Study, row: Row, setting: Setting, targets: Sequence[float]) -
         if accuracy := measures.final_accuracy(runs, kind):
             yield head | {"kind": kind, "quantity": "accuracy", "unit": "%"} | _numbers(accuracy)
     yield head | {"quantity": "traffic", "unit": "bytes"} | _numbers(measures.traffic(runs))
+    if encoded := measures.encoded_traffic(runs):
+        yield head | {"quantity": "encoded_traffic", "unit": "bytes"} | _numbers(encoded)
     yield head | {"quantity": "flops", "unit": "FLOPs"} | _numbers(measures.flops(runs))
     for phase in ("train", "search"):
         if seconds := measures.seconds_a_visit(runs, phase):

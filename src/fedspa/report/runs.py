@@ -24,6 +24,10 @@ NEEDED = ("method", "mask", "dataset", "model", "partition", "sparsity", "seed",
 """What every summary says of its run."""
 
 
+SET_ASIDE = "set_aside"
+"""A sweep's folder of runs that a new one took the place of."""
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """A finished run."""
@@ -118,11 +122,14 @@ def read_runs(folders: Mapping[str, Path]) -> Found:
 
 
 def folders_under(root: Path) -> dict[str, Path]:
-    """Every run's folder at or below `root`, by its path from there. Raises `UserError` where there is none."""
+    """Every run's folder at or below `root`, by its path from there; but none that a sweep has set aside.
+
+    Raises `UserError` where there is none.
+    """
     found = {
         os.path.relpath(folder, root) if Path(folder) != root else root.name: Path(folder)
         for folder, _, files in sorted(os.walk(root))
-        if "config.yaml" in files or "summary.json" in files
+        if ("config.yaml" in files or "summary.json" in files) and SET_ASIDE not in Path(folder).parts
     }
     if not found:
         raise UserError(f"{root} holds no run: a run's folder has a config.yaml and, once finished, a summary.json.")

@@ -35,7 +35,10 @@ PARTITIONS = {
 }
 DATA_SECTIONS = ("dataset", "model", "partition", "federation")
 """Parts of the config that make a data setting; the others, but for the next, make a row."""
-NO_RESULT = ("name", "seed", "eval", "hardware", "save", "trusted_packages", "metrics", "finetune", "dataset.path")
+NO_RESULT = (
+    *("name", "seed", "eval", "finetune", "theory", "metrics", "save", "hardware", "trusted_packages", "dry_run"),
+    "dataset.path",
+)
 """Settings that may differ between the runs of a cell: they change no training."""
 
 
@@ -215,7 +218,7 @@ def _partition(run: Run) -> str:
 
 
 def _of_data(key: str) -> bool:
-    return _in(key, DATA_SECTIONS)
+    return _in(key, DATA_SECTIONS) and key != "federation.wire"  # how clients are served, not who they are
 
 
 def _in(key: str, sections: Iterable[str]) -> bool:
