@@ -11,6 +11,8 @@ import numpy as np
 from fedspa.report.runs import Run
 
 PERMUTATIONS = 999
+CHUNK = 8192
+"""Bytes of each mask that are unpacked at a time: sums of so many ones are exact in float32."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,8 @@ def overlap(run: Run) -> Overlap | None:
     sparse = (shares < 1).any(axis=0)
     if len(clients) < 3 or not sparse.any():
         return None
-    masks = masks & np.packbits(np.repeat(sparse, sizes))
-    active = np.bitwise_count(masks).sum(axis=1, dtype=np.int64)
-    both = np.array([np.bitwise_count(masks & mask).sum(axis=1, dtype=np.int64) for mask in masks])
+    both = _common_weights(masks & np.packbits(np.repeat(sparse, sizes)))
+    active = both.diagonal()
     shared = both / (active[:, None] + active[None, :] - both)
 
     labels = run.label_counts[clients] / run.label_counts[clients].sum(axis=1, keepdims=True)
@@ -62,6 +63,15 @@ def overlap(run: Run) -> Overlap | None:
 def _sizes(run: Run) -> np.ndarray:
     """int64 [tensors]: the number of weights of each."""
     return np.array([math.prod(shape) for _, shape in run.tensors])
+
+
+def _common_weights(masks: np.ndarray) -> np.ndarray:
+    """float64 [clients, clients]: how many weights each pair of masks (uint8 [clients, bytes]) both keep."""
+    both = np.zeros((len(masks), len(masks)))
+    for start in range(0, masks.shape[1], CHUNK):
+        bits = np.unpackbits(masks[:, start : start + CHUNK], axis=1).astype(np.float32)
+        both += bits @ bits.T
+    return both
 
 
 def _mantel(first: np.ndarray, second: np.ndarray) -> tuple[float | None, float | None]:
