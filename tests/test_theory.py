@@ -38,7 +38,9 @@ def gradient(weights: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
 
 
 def visit(local: torch.Tensor, next_mask: torch.Tensor) -> Visit:
-    return Visit(update=None, state=PackedMask.pack(next_mask), local=local, loss=0.0, samples=1, costs=Costs())
+    return Visit(
+        update=None, state=PackedMask.pack(next_mask), local=local, loss=0.0, samples=1, costs=Costs()
+    )
 
 
 def test_distance_is_the_share_of_coordinates_that_differ() -> None:
@@ -48,12 +50,20 @@ def test_distance_is_the_share_of_coordinates_that_differ() -> None:
 
 def test_the_curves_of_one_round() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False))
-    runner = engine(network, PIXELS, TrainingSettings(batch_size=2))  # the whole gradient takes several batches
+    runner = engine(
+        network, PIXELS, TrainingSettings(batch_size=2)
+    )  # the whole gradient takes several batches
     weights, local = vector(0), vector(1)
     before, after, final = mask(2), mask(3), [mask(4), mask(5)]
     curves = TheoremCurves(every=2)
-    curves.remember(Call(round=2, client=1, first_visit=False, state=PackedMask.pack(before)), weights, visit(local, after))
-    curves.remember(Call(round=3, client=0, first_visit=True, state=PackedMask.pack(before)), weights, visit(local, after))
+    curves.remember(
+        Call(round=2, client=1, first_visit=False, state=PackedMask.pack(before)),
+        weights,
+        visit(local, after),
+    )
+    curves.remember(
+        Call(round=3, client=0, first_visit=True, state=PackedMask.pack(before)), weights, visit(local, after)
+    )
     (row,) = curves.rows(runner, ROWS, [PackedMask.pack(own) for own in final])
 
     assert row.round == 2  # round 3 is not a multiple of 2
@@ -78,6 +88,8 @@ def test_p_is_unknown_where_the_gradient_never_moves() -> None:
     weights, only = vector(0), mask(2)
     state = PackedMask.pack(only)
     curves = TheoremCurves(every=1)
-    curves.remember(Call(round=0, client=0, first_visit=True, state=state), weights, visit(only * weights, only))
+    curves.remember(
+        Call(round=0, client=0, first_visit=True, state=state), weights, visit(only * weights, only)
+    )
     (row,) = curves.rows(runner, ROWS, [state, state])
     assert (row.p, row.mask_step, row.mask_to_final) == (None, 0.0, 0.0)

@@ -65,7 +65,7 @@ class MLflowTracker:
 
     @property
     def _uri(self) -> str:
-        return self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or _default_uri()
+        return self.tracking_uri or store_uri()
 
     def round(self, record: RoundRecord) -> None:
         self._buffer.append((_round_metrics(record), record.round, _now()))
@@ -202,6 +202,11 @@ def _final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
             if first is not None:
                 metrics[f"final/{kind}_rounds_to_{target}"] = float(first)
     return metrics
+
+
+def store_uri() -> str:
+    """The tracking store unless a run's config names another."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or _default_uri()
 
 
 def _default_uri() -> str:

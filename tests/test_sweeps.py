@@ -1,0 +1,390 @@
+"""Studies and their jobs, what a rerun skips, what a failure leaves, and a real sweep as MLflow shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from fedspa import dry_run
+from fedspa.cli import main
+from fedspa.config import config_dir
+from fedspa.cost_report import CostReport
+from fedspa.errors import UserError
+from fedspa.sampling import sample_clients
+from fedspa.studies import Study, study
+from fedspa.sweeping import JobFailed
+from fedspa.tracking.mlflow_store import PARENT, MLflowTracker
+from fedspa.tracking.mlflow_sweep import nested_in
+
+ROOT = Path(__file__).resolve().parents[1]
+JOBS = {
+    "main": 9 * 3 * 7,
+    "sparsity": 3 * 3 * 5,
+    "layer_sparsity": 3 * 3 * 2,
+    "initial_masks": 3 * 3 * 2 * 2,
+    "regrow": 3 * 3 * 2,
+    "kinds": 3 * 3 * 3,
+    "wall_time": 3,
+}
+METHODS = [
+    ("fedspa", "dst"),
+    ("fedspa", "rsm"),
+    ("fedavg", "none"),
+    ("ditto", "none"),
+    ("local", "none"),
+    ("subfedavg", "none"),
+    ("subsampling", "none"),
+]
+
+
+def shipped(name: str, *words: str) -> Study:
+    """`-m sweep=<name> <words>`, as far as Hydra is not needed."""
+    sweeper = OmegaConf.load(ROOT / "sweeps" / f"{name}.yaml").hydra.sweeper
+    return study(sweeper.params, sweeper.get("rows", []), [f"sweep={name}", *words], OverridesParser.create())
+
+
+def adhoc(*words: str) -> Study:
+    """`-m <words>`."""
+    return study({}, [], words, OverridesParser.create())
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch):
+    """`sweep(task, "seed=0,1")`: the exit code of that sweep of small runs, in this process and in tmp_path."""
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # `main` sets it; so pytest puts it back
+
+    def sweep(task, *words: str) -> int:
+        own = ["experiment=digits_study", "logger=none", f"hydra.sweep.dir={tmp_path}"]
+        monkeypatch.setattr(sys, "argv", ["train.py", "-m", *own, *words])
+        return main(task)
+
+    return sweep
+
+
+def finish(plan, folder):
+    """What a run leaves that the next sweep looks at."""
+    (folder / "rounds.csv").touch()
+    (folder / "summary.json").write_text(json.dumps({"config_hash": plan.config_hash}))
+
+
+def never(plan, folder):
+    raise AssertionError("nothing is left to run")
+
+
+# The studies
+
+
+def test_every_file_is_known_here():
+    assert {file.stem for file in (ROOT / "sweeps").iterdir()} == set(JOBS)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_study_has_its_jobs(name):
+    jobs = shipped(name).jobs
+    assert len(jobs) == JOBS[name]
+    assert len({job.name for job in jobs}) == len({frozenset(job.overrides) for job in jobs}) == len(jobs)
+    assert (ROOT / "sweeps" / f"{name}.yaml").read_text().splitlines()[1] == f"# python src/train.py -m sweep={name}"
+
+
+def test_the_main_comparison_pairs_methods_with_masks(sweep):
+    seen = []
+    assert sweep(lambda plan, folder: seen.append(plan), "sweep=main", "seed=1") == 0
+    assert [(plan.names["method"], plan.names["mask"]) for plan in seen] == METHODS
+    assert {plan.settings.seed for plan in seen} == {1}
+    assert {plan.settings.finetune.epochs for plan in seen} == {5}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "values"),
+    [
+        ("sparsity", "sparsity", [0.2, 0.4, 0.5, 0.6, 0.8]),
+        ("layer_sparsity", "layer_sparsity.name", ["erk", "uniform"]),
+        ("initial_masks", "mask.initial", ["same", "different"] * 2),
+        ("regrow", "mask.regrow", ["gradient", "random"]),
+        ("kinds", "finetune.epochs", [5, 5, 5]),
+        ("wall_time", "hardware.workers", [1]),
+    ],
+)
+def test_a_study_sets_what_it_is_about(sweep, name, key, values):
+    seen = []
+    task = lambda plan, folder: seen.append(OmegaConf.select(OmegaConf.create(plan.resolved), key))  # noqa: E731
+    assert sweep(task, f"sweep={name}", "seed=0") == 0
+    assert seen == values
+
+
+@pytest.mark.parametrize("preset", ["digits_study", "cifar10_study"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_small_studies_visit_every_client_often(plan, preset, seed):
+    """Sub-FedAvg prunes 5 % a visit: with 15 visits it can get to about half."""
+    federation = plan(f"experiment={preset}").settings.federation
+    clients, count = federation.clients, federation.clients_per_round
+    rounds = (sample_clients(seed, round, clients, count) for round in range(federation.rounds))
+    visits = Counter(client for participants in rounds for client in participants)
+    assert len(visits) == clients
+    assert min(visits.values()) >= 15
+
+
+# What the command line adds
+
+
+def test_the_command_line_replaces_an_axis():
+    jobs = shipped("sparsity", "sparsity=0.3", "seed=7", "experiment=digits_study").jobs
+    assert [job.name for job in jobs] == ["experiment=digits_study,seed=7,sparsity=0.3"]
+
+
+def test_the_command_line_replaces_all_rows():
+    small = ["seed=0", "experiment=digits_study"]
+    names = [job.name for job in shipped("main", "method=fedavg,local", *small).jobs]
+    assert names == ["experiment=digits_study,method=fedavg,seed=0", "experiment=digits_study,method=local,seed=0"]
+    whole = {job.name: set(job.overrides) for job in shipped("main", *small).jobs}
+    assert whole.keys() > set(names)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], "sparsity"),
+        (["seed=3,4", "experiment=digits_study"], "sparsity"),
+        (["dataset.path=/some/folder", "logger=none", "hardware=cpu", "hardware.workers=1", "dry_run=true"], "sparsity"),
+        (["training.lr=0.01"], "sparsity,training.lr=0.01"),
+        (["training.lr=0.01", "method=fedspa"], "sparsity,method=fedspa,training.lr=0.01"),
+        (["method=fedspa", "training.lr=0.01"], "sparsity,method=fedspa,training.lr=0.01"),
+        (["save.local=true"], "sparsity,save.local=True"),
+        (["training.lr=0.1,0.01"], "sparsity"),
+        (["dataset.hub=org/name"], "sparsity,dataset.hub=org%2Fname"),
+    ],
+)
+def test_what_the_study_does_not_vary_makes_a_variant(words, name):
+    assert shipped("sparsity", *words).name == name
+
+
+def test_a_job_is_named_by_what_varies():
+    both = adhoc("method=fedspa,fedavg", "seed=0,1", "training.lr=0.2")
+    assert both.name == "method+seed,training.lr=0.2"
+    assert [job.name for job in both.jobs] == [f"method={m},seed={s}" for m in ("fedspa", "fedavg") for s in (0, 1)]
+    assert both.jobs[3].overrides == ("method=fedavg", "seed=1", "training.lr=0.2")
+    assert adhoc("seed=0,1", "training.lr=0.2", "method=fedspa,fedavg").name == both.name
+    assert adhoc("hardware=cpu,gpu").jobs[0].name == "hardware=cpu"
+
+
+def test_one_run_is_a_sweep_too():
+    assert (adhoc("seed=3").name, adhoc("seed=3").jobs[0].name) == ("single,seed=3", "single")
+
+
+def test_long_names_stay_apart():
+    first, second = (adhoc("seed=0,1", f"name={'x' * 10}", f"dataset.hub={'y' * 300}{end}").name for end in "ab")
+    assert first != second
+    assert max(len(first), len(second)) < 255
+
+
+def test_one_study_at_a_time():
+    with pytest.raises(UserError, match="one study at a time"):
+        adhoc("sweep=main,sparsity")
+
+
+# What runs, and what is skipped
+
+
+def test_a_rerun_skips_what_finished_and_keeps_what_broke_off(sweep, tmp_path):
+    folder = tmp_path / "seed,experiment=digits_study"
+
+    def flaky(plan, folder):
+        (folder / "rounds.csv").write_text("half")
+        if plan.settings.seed == 1:
+            raise RuntimeError("the power failed")
+        finish(plan, folder)
+
+    assert sweep(flaky, "seed=0,1,2") == 1
+    rerun = []
+    task = lambda plan, folder: (rerun.append(plan.settings.seed), finish(plan, folder))  # noqa: E731
+    assert sweep(task, "seed=0,1,2") == 0
+    assert rerun == [1]
+    assert (folder / "set_aside" / "seed=1-1" / "rounds.csv").read_text() == "half"
+    assert sweep(never, "seed=2,1,0") == 0
+    assert sweep(task, "seed=2,3") == 0
+    assert rerun == [1, 3]
+
+
+def test_a_finished_run_of_another_config_is_kept(sweep, tmp_path):
+    folder = tmp_path / "seed,experiment=digits_study" / "seed=0"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text('{"config_hash": "of an older version"}')
+    assert sweep(finish, "seed=0,1") == 0
+    assert "older" not in (folder / "summary.json").read_text()
+    assert "older" in (folder.parent / "set_aside" / "seed=0-1" / "summary.json").read_text()
+
+
+def test_a_broken_summary_is_no_finished_run(sweep, tmp_path):
+    folder = tmp_path / "seed,experiment=digits_study" / "seed=0"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text('{"config_h')
+    seen = []
+    assert sweep(lambda plan, folder: seen.append(plan.settings.seed), "seed=0,1") == 0
+    assert seen == [0, 1]
+
+
+def test_failures_are_told_at_once_and_in_a_table(sweep, capsys):
+    told = []
+
+    def task(plan, folder):
+        told.append(capsys.readouterr().err)
+        if plan.settings.seed == 2:
+            raise RuntimeError("a bug")
+
+    assert sweep(task, "seed=-1,2,3") == 2
+    assert told[0] == (
+        "Failed: seed,experiment=digits_study/seed=-1\nError: seed=-1 is out of range: it must be at least 0.\n"
+    )
+    assert told[1].startswith("Failed: seed,experiment=digits_study/seed=2\nTraceback")
+    assert capsys.readouterr().err == (
+        "\n2 of 3 jobs failed:\n"
+        "  seed=-1  seed=-1 is out of range: it must be at least 0.\n"
+        "  seed=2   RuntimeError: a bug\n"
+    )
+
+
+def test_what_hydra_refuses_is_told_before_the_first_job(sweep, capsys):
+    assert sweep(never, "seed=0,1", "mask=dst,dts") == 2
+    assert capsys.readouterr().err.startswith("Error: mask=dts is not known: did you mean dst?")
+
+
+def test_a_study_needs_m(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", ["train.py", "sweep=main", f"hydra.run.dir={tmp_path}/run"])
+    assert main(never) == 2
+    assert capsys.readouterr().err == "Error: sweep=main stands for many runs: add -m to start them.\n"
+
+
+def test_a_study_that_runs_already_is_refused(sweep, capsys):
+    def task(plan, folder):
+        assert sweep(never, "seed=0,1") == 2
+        assert "is running in" in capsys.readouterr().err
+        finish(plan, folder)
+
+    assert sweep(task, "seed=0,1") == 0
+
+
+def test_a_failure_may_come_from_another_process():
+    failed = pickle.loads(pickle.dumps(JobFailed(2, "sparsity=2 is out of range")))
+    assert (failed.code, failed.reason) == (2, "sparsity=2 is out of range")
+
+
+# A dry run
+
+
+def test_a_dry_run_lists_costs_and_hours(sweep, plan, monkeypatch, capsys):
+    """Hours by hand: FLOPs as if dense, and forward passes of the tests, at a speed of 1e9 FLOP/s."""
+    monkeypatch.setattr(dry_run, "_speed", lambda plan: 1e9)
+    words = ["federation.rounds=4", "eval.every=2", "finetune.epochs=2"]
+    assert sweep(never, "sweep=sparsity", "seed=0", "sparsity=0.5,0.8", "dry_run=true", *words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    report = CostReport.of(plan("experiment=digits_study", *words))
+    forward = report.network.forward_flops()
+    rows, searched = 1397 / 20, 16
+    visits, tested = 4 * 15, 2 * 20 * 2 + 4 * 15  # global and personal model of all clients twice, local ones
+    hours = forward * (visits * 3 * (5 * rows + searched) + tested * 30 + 20 * 3 * 2 * rows) / 1e9 / 3600
+    found = next(line.split() for line in lines if "sparsity=0.5" in line)
+    assert found[0] == "experiment=digits_study,seed=0,sparsity=0.5"
+    assert float(found[1]) == pytest.approx(report.total.flops, rel=1e-3)
+    assert found[2:4] == [f"{report.total.traffic_bytes / 1e6:.1f}", "MB"]
+    assert float(found[4]) == pytest.approx(hours, abs=0.006)
+    assert lines[4].startswith("all 2")
+    assert float(lines[4].split()[-1]) == pytest.approx(2 * hours, abs=0.011)
+
+
+def test_a_dry_run_knows_what_is_finished(sweep, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(dry_run, "_speed", lambda plan: 1e9)
+    assert sweep(finish, "seed=0") == 0
+    before = sorted(tmp_path.rglob("*"))
+    assert sweep(never, "seed=0", "dry_run=true") == 0
+    listed = capsys.readouterr().out
+    assert [line.split()[-1] for line in listed.splitlines() if line.startswith(("single ", "all "))] == ["finished", "0.00"]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_dry_run_tells_of_mistakes(sweep, monkeypatch, capsys):
+    monkeypatch.setattr(dry_run, "_speed", lambda plan: 1e9)
+    assert sweep(never, "seed=0,-1", "dry_run=true") == 2
+    assert "seed=-1  seed=-1 is out of range" in capsys.readouterr().err
+
+
+def test_the_speed_is_measured_here(plan, monkeypatch):
+    monkeypatch.setattr(dry_run, "PROBE_SECONDS", 0.01)
+    one = dry_run._speed(plan("hardware=cpu", "hardware.workers=1"))
+    assert 1e7 < one < 1e13
+
+
+# MLflow
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+
+
+def test_a_sweeps_run_is_found_again_and_tells_the_truth(store):
+    loggers = {"mlflow": MLflowTracker(tracking_uri=store, experiment="status")}
+    client, experiment = loggers["mlflow"].open_store()
+
+    def only():
+        (found,) = client.search_runs([experiment])
+        return found.info.run_name, found.info.status
+
+    with nested_in("sparsity", loggers) as parent:
+        assert only() == ("sparsity", "RUNNING")
+        parent.failed = 1
+    assert only() == ("sparsity", "FAILED")
+    with nested_in("sparsity", loggers):
+        assert only() == ("sparsity", "RUNNING")
+    assert only() == ("sparsity", "FINISHED")
+    with pytest.raises(KeyboardInterrupt), nested_in("sparsity", loggers):
+        raise KeyboardInterrupt
+    assert only() == ("sparsity", "KILLED")
+    with pytest.raises(RuntimeError), nested_in("sparsity", loggers):
+        raise RuntimeError
+    assert only() == ("sparsity", "FAILED")
+
+
+def test_without_mlflow_nothing_is_nested():
+    with nested_in("sparsity", {}) as parent:
+        assert parent.overrides == []
+
+
+def test_a_real_sweep(tmp_path, store):
+    """Two jobs that train and one that cannot; then the same again, with the mistake mended."""
+
+    def train(*words: str) -> subprocess.CompletedProcess[str]:
+        tiny = ["federation.rounds=1", "federation.clients_per_round=2", "hardware.workers=1"]
+        command = [sys.executable, str(ROOT / "src/train.py"), "-m", *tiny, f"hydra.sweep.dir={tmp_path}", *words]
+        environment = os.environ | {"MLFLOW_TRACKING_URI": store}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    first = train("seed=-1,0,1")
+    assert first.returncode == 2, first.stderr
+    assert "Failed: seed,federation.clients_per_round=2,federation.rounds=1/seed=-1\n" in first.stderr
+    assert first.stderr.endswith("1 of 3 jobs failed:\n  seed=-1  seed=-1 is out of range: it must be at least 0.\n")
+    folder = tmp_path / "seed,federation.clients_per_round=2,federation.rounds=1"
+    summaries = {path.parent.name: path.read_bytes() for path in folder.glob("*/summary.json")}
+    assert summaries.keys() == {"seed=0", "seed=1"}
+
+    second = train("seed=0,1")
+    assert second.returncode == 0, second.stderr
+    assert "2 of them are finished already." in second.stdout
+    assert {path.parent.name: path.read_bytes() for path in folder.glob("*/summary.json")} == summaries
+
+    client, experiment = MLflowTracker(tracking_uri=store).open_store()
+    runs = client.search_runs([experiment])
+    (parent,) = [run for run in runs if PARENT not in run.data.tags]
+    nested = [run for run in runs if PARENT in run.data.tags]
+    assert (parent.info.run_name, parent.info.status) == (folder.name, "FINISHED")
+    assert {run.data.tags[PARENT] for run in nested} == {parent.info.run_id}
+    assert sorted((run.data.tags["seed"], run.info.status) for run in nested) == [("0", "FINISHED"), ("1", "FINISHED")]
