@@ -56,9 +56,8 @@ def run(plan: Plan, folder: Path) -> dict[str, Any]:
         for record in federation.loop.rounds():
             history.add(record)
             trackers.round(record)
-        finetuned = (
-            federation.loop.finetune(plan.settings.finetune.epochs) if plan.settings.finetune.epochs else None
-        )
+        finetune = plan.settings.finetune.epochs if "global" in plan.method.kinds else 0  # there is no other start
+        finetuned = federation.loop.finetune(finetune) if finetune else None
         scores = {kind: by_metric[ACCURACY] for kind, by_metric in federation.loop.state.scores.items()}
         if finetuned:
             scores["finetuned"] = finetuned[ACCURACY]
