@@ -9,12 +9,14 @@ import pytest
 from omegaconf import DictConfig
 
 from fedspa.config import Plan, check, config_dir, register
+from fedspa.studies import register_studies
 
 
 @pytest.fixture
 def compose() -> Callable[..., DictConfig]:
     """`compose("mask=rsm", "sparsity=0.2")`: the config of that command line, unchecked."""
     register()
+    register_studies()
 
     def compose(*overrides: str) -> DictConfig:
         with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):

@@ -53,7 +53,7 @@ def fedspa(tmp_path, monkeypatch):
         ("dataset=cifar10 dataset.path=/nowhere", "dataset.path=/nowhere does not exist"),
         ("federation.clients=20 federation.clients_per_round=200", "it must be at most 20."),
         ("partition.gama=1", "partition.gama is not a setting: did you mean gamma"),
-        ("foo=1", "foo is not a setting: valid are costs, dataset, eval, experiment, federation, "),
+        ("foo=1", "foo is not a setting: valid are costs, dataset, dry_run, eval, experiment, "),
         ("loger=none", "loger is not a setting: did you mean logger or loggers?"),
         ("method=fedavg mask=dst", "method=fedavg trains dense, so mask=dst has no meaning"),
         ("model=lenet5 dataset=digits logger=none", "model=lenet5 cannot take images of 8 x 8 pixels"),
@@ -125,7 +125,7 @@ def test_results_go_to_the_project_from_any_folder(tmp_path, monkeypatch, method
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         config = compose("config", [f"method={method}"], return_hydra_config=True)
     assert re.fullmatch(rf"{ROOT}/outputs/[-0-9]+/[-0-9]+_digits-{name}-seed0", config.hydra.run.dir)
-    assert config.hydra.sweep.dir.startswith(f"{ROOT}/outputs/sweeps/")
+    assert config.hydra.sweep.dir == f"{ROOT}/outputs/sweeps"
 
 
 # Runs
@@ -140,27 +140,8 @@ def test_a_run_gets_its_plan_and_its_folder_which_goes_away_if_left_empty(fedspa
 
 def test_methods_sweep_each_with_the_mask_it_needs(fedspa):
     seen = []
-    assert fedspa(lambda plan, folder: seen.append(plan.names["mask"]), "-m", "method=fedspa,fedavg") == 0
+    assert fedspa(lambda plan, folder: seen.append(plan.names["mask"]), "-m", "logger=none", "method=fedspa,fedavg") == 0
     assert seen == ["dst", "none"]
-
-
-def test_a_failing_job_is_told_at_once_and_the_others_go_on(fedspa, tmp_path, capsys):
-    told = []
-
-    def task(plan, folder):
-        (folder / "result").touch()
-        told.append(capsys.readouterr().err)
-        if plan.settings.seed == 2:
-            raise RuntimeError("a bug")
-
-    assert fedspa(task, "-m", "seed=-1,2,3") == 2
-    assert "Failed: job 0: seed=-1\nError: seed=-1 is out of range: it must be at least 0.\n" in told[0]
-    assert "Failed: job 1: seed=2\nTraceback" in told[1]
-    end = capsys.readouterr().err
-    assert end.startswith("\n2 of 3 jobs failed:\n  job 0: seed=-1\n")
-    assert "  job 1: seed=2\n    RuntimeError: a bug\n" in end
-    kept = [folder.name[0] for folder in (tmp_path / "sweep").iterdir() if folder.is_dir()]
-    assert sorted(kept) == ["1", "2"]
 
 
 def test_a_mistake_that_only_the_run_can_see(fedspa, capsys):
@@ -183,6 +164,6 @@ def test_ctrl_c_ends_a_whole_sweep(fedspa, capsys):
         seen.append(plan.settings.seed)
         raise KeyboardInterrupt
 
-    assert fedspa(task, "-m", "seed=0,1") == 130
+    assert fedspa(task, "-m", "logger=none", "seed=0,1") == 130
     assert seen == [0]
     assert capsys.readouterr().err.endswith("Stopped.\n")

@@ -16,12 +16,11 @@ from omegaconf import OmegaConf
 
 from fedspa import dry_run
 from fedspa.cli import main
-from fedspa.config import config_dir
 from fedspa.cost_report import CostReport
 from fedspa.errors import UserError
 from fedspa.sampling import sample_clients
 from fedspa.studies import Study, study
-from fedspa.sweeping import JobFailed
+from fedspa.sweeping import JobFailed, only_one
 from fedspa.tracking.mlflow_store import PARENT, MLflowTracker
 from fedspa.tracking.mlflow_sweep import nested_in
 
@@ -95,12 +94,10 @@ def test_a_study_has_its_jobs(name):
     assert (ROOT / "sweeps" / f"{name}.yaml").read_text().splitlines()[1] == f"# python src/train.py -m sweep={name}"
 
 
-def test_the_main_comparison_pairs_methods_with_masks(sweep):
-    seen = []
-    assert sweep(lambda plan, folder: seen.append(plan), "sweep=main", "seed=1") == 0
-    assert [(plan.names["method"], plan.names["mask"]) for plan in seen] == METHODS
-    assert {plan.settings.seed for plan in seen} == {1}
-    assert {plan.settings.finetune.epochs for plan in seen} == {5}
+def test_the_main_comparison_pairs_methods_with_masks(plan):
+    plans = [plan(*job.overrides) for job in shipped("main", "experiment=digits_study", "seed=1").jobs]
+    assert [(plan.names["method"], plan.names["mask"]) for plan in plans] == METHODS
+    assert {(plan.settings.seed, plan.settings.finetune.epochs) for plan in plans} == {(1, 5)}
 
 
 @pytest.mark.parametrize(
@@ -114,11 +111,9 @@ def test_the_main_comparison_pairs_methods_with_masks(sweep):
         ("wall_time", "hardware.workers", [1]),
     ],
 )
-def test_a_study_sets_what_it_is_about(sweep, name, key, values):
-    seen = []
-    task = lambda plan, folder: seen.append(OmegaConf.select(OmegaConf.create(plan.resolved), key))  # noqa: E731
-    assert sweep(task, f"sweep={name}", "seed=0") == 0
-    assert seen == values
+def test_a_study_sets_what_it_is_about(plan, name, key, values):
+    plans = [plan(*job.overrides) for job in shipped(name, "experiment=digits_study", "seed=0").jobs]
+    assert [OmegaConf.select(OmegaConf.create(plan.resolved), key) for plan in plans] == values
 
 
 @pytest.mark.parametrize("preset", ["digits_study", "cifar10_study"])
@@ -154,7 +149,7 @@ def test_the_command_line_replaces_all_rows():
     [
         ([], "sparsity"),
         (["seed=3,4", "experiment=digits_study"], "sparsity"),
-        (["dataset.path=/some/folder", "logger=none", "hardware=cpu", "hardware.workers=1", "dry_run=true"], "sparsity"),
+        (["dataset.path=/some/folder", "logger=none", "hardware.workers=1", "dry_run=true"], "sparsity"),
         (["training.lr=0.01"], "sparsity,training.lr=0.01"),
         (["training.lr=0.01", "method=fedspa"], "sparsity,method=fedspa,training.lr=0.01"),
         (["method=fedspa", "training.lr=0.01"], "sparsity,method=fedspa,training.lr=0.01"),
@@ -264,13 +259,11 @@ def test_a_study_needs_m(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == "Error: sweep=main stands for many runs: add -m to start them.\n"
 
 
-def test_a_study_that_runs_already_is_refused(sweep, capsys):
-    def task(plan, folder):
+def test_a_study_that_runs_already_is_refused(sweep, tmp_path, capsys):
+    with only_one(tmp_path, "seed,experiment=digits_study"):
         assert sweep(never, "seed=0,1") == 2
-        assert "is running in" in capsys.readouterr().err
-        finish(plan, folder)
-
-    assert sweep(task, "seed=0,1") == 0
+    assert capsys.readouterr().err.startswith("Error: The sweep seed,experiment=digits_study is running in ")
+    assert sweep(finish, "seed=0,1") == 0
 
 
 def test_a_failure_may_come_from_another_process():
@@ -305,9 +298,11 @@ def test_a_dry_run_knows_what_is_finished(sweep, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(dry_run, "_speed", lambda plan: 1e9)
     assert sweep(finish, "seed=0") == 0
     before = sorted(tmp_path.rglob("*"))
+    capsys.readouterr()
     assert sweep(never, "seed=0", "dry_run=true") == 0
-    listed = capsys.readouterr().out
-    assert [line.split()[-1] for line in listed.splitlines() if line.startswith(("single ", "all "))] == ["finished", "0.00"]
+    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:4])
+    assert [line.split()[-1] for line in listed.values()] == ["finished", "0.00"]
+    assert list(listed) == ["single", "all"]
     assert sorted(tmp_path.rglob("*")) == before
 
 

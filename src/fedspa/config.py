@@ -210,10 +210,10 @@ def explain(error: OmegaConfBaseException, group: str = "") -> UserError:
     """What OmegaConf found wrong, as one sentence with the setting's dotted name."""
     where = ".".join(part for part in (group, error.full_key) if part)
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
-        valid = {str(key) for key in error.parent_node or ()} - {"_target_", "hydra"}
+        valid = {str(key) for key in error.parent_node or ()}
         if error.full_key == error.key and not group:  # groups can be chosen, though not all are keys
-            valid |= {folder.name for folder in config_dir().iterdir() if folder.is_dir()}
-        return UserError(f"{where} is not a setting: {nearest(str(error.key), valid)}.")
+            valid |= {"sweep", *(folder.name for folder in config_dir().iterdir() if folder.is_dir())}
+        return UserError(f"{where} is not a setting: {nearest(str(error.key), valid - {'_target_', 'hydra'})}.")
     what = str(error).splitlines()[0].rstrip(".")
     if unconverted := re.fullmatch(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", what):
         value, wanted = unconverted.groups()

@@ -27,6 +27,7 @@ from fedspa.records import Costs
 from fedspa.units import show_bytes, show_flops
 
 PROBE_SECONDS = 2.0
+SPEED_DEPENDS_ON = ("model", "dataset", "training", "hardware", "federation")
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def _estimates(plans: Mapping[str, Plan]) -> dict[str, Estimate]:
         if same_costs not in estimates:
             report = CostReport.of(plan)
             estimates[same_costs] = report.total, _executed_flops(report)
-        same_speed = _key({part: plan.resolved[part] for part in ("model", "dataset", "training", "hardware", "federation")})
+        same_speed = _key({part: plan.resolved[part] for part in SPEED_DEPENDS_ON})
         if same_speed not in speeds:
             speeds[same_speed] = _speed(plan)
         found[name] = Estimate(*estimates[same_costs], speeds[same_speed])

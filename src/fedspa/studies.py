@@ -74,9 +74,9 @@ def study(
     if "sweep" in varied:
         raise UserError("sweep takes one study at a time: start them one after another.")
 
-    settings = [_choices(override) for override in (axes | told).values()]
+    settings = product(*map(_choices, (axes | told).values()))
     together = [[text for override in row for text in _choices(override)] for row in row_overrides] or [[]]
-    combinations = [(*single, *row) for *single, row in product(*settings, together)]
+    combinations = [(*single, *row) for single, row in product(settings, together)]
     variant = [
         text
         for key, override in told.items()

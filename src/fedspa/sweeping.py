@@ -69,7 +69,7 @@ def run_sweep(study: Study, root: Path, compose: Compose, launch: Launch) -> int
     ]
     if any(isinstance(job.plan, Plan) and job.plan.settings.dry_run for job in jobs):
         return _list(jobs)
-    with _only_one(root, study.name):
+    with only_one(root, study.name):
         return _run(study.name, jobs, launch)
 
 
@@ -138,7 +138,7 @@ def set_aside(folder: Path) -> None:
 
 
 @contextmanager
-def _only_one(root: Path, name: str) -> Iterator[None]:
+def only_one(root: Path, name: str) -> Iterator[None]:
     """Two processes that run one study would take each other's unfinished jobs for broken ones."""
     from filelock import FileLock, Timeout
 
@@ -148,7 +148,7 @@ def _only_one(root: Path, name: str) -> Iterator[None]:
         lock.acquire()
     except Timeout as error:
         raise UserError(
-            f"The sweep {name} is running in {root} already: wait for it, or give this one another folder by hydra.sweep.dir."
+            f"The sweep {name} is running in {root} already: wait for its end, or give another hydra.sweep.dir."
         ) from error
     try:
         yield
