@@ -18,10 +18,11 @@ from tracking_runs import COSTS, run_info, run_record, run_result, times
 from fedspa.errors import UserError
 from fedspa.paths import project_root
 from fedspa.records import RoundRecord, RunInfo, RunResult
-from fedspa.tracking.console import ConsoleView, _bytes, _duration, _flops
+from fedspa.tracking.console import ConsoleView, _duration
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.pictures import Pictures, _spread_out, accuracy_picture, partition_picture
 from fedspa.tracking.run_folder import RunFolder
+from fedspa.units import show_bytes, show_flops
 
 
 def whole_run(folder: Path) -> Path:
@@ -205,7 +206,7 @@ def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_units() -> None:
-    assert [_bytes(n) for n in (0, 999, 1500, 369.2e9, 2e12)] == [
+    assert [show_bytes(n) for n in (0, 999, 1500, 369.2e9, 2e12)] == [
         "0 B",
         "999 B",
         "1.5 kB",
@@ -213,7 +214,7 @@ def test_units() -> None:
         "2.0 TB",
     ]
     assert [_duration(s) for s in (0.4, 67, 7509)] == ["0:00", "1:07", "2:05:09"]
-    assert _flops(172.9e14) == "1.729e16" and _flops(0) == "0.000e0"
+    assert show_flops(172.9e14) == "1.729e16" and show_flops(0) == "0"
 
 
 # Pictures

@@ -15,16 +15,11 @@ from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientState, Origin, Visit, VisitSize
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.merge import Merge
-from fedspa.randomness import generator, numpy_generator
+from fedspa.randomness import generator
 from fedspa.records import Costs, RoundRecord, Spread
+from fedspa.sampling import sample_clients
 from fedspa.settings import EvalSettings, FederationSettings
 from fedspa.visitor import Call, Outcome, Visitor
-
-
-def sample_clients(seed: int, round: int, clients: int, count: int) -> list[int]:
-    """S_t: `count` of `clients`, uniformly without replacement, in ascending order."""
-    chosen = numpy_generator(seed, "participants", round).choice(clients, size=count, replace=False)
-    return sorted(int(client) for client in chosen)
 
 
 @dataclass

@@ -19,7 +19,11 @@ def _key(seed: int, purpose: str, round: int, client: int) -> int:
 
 
 def generator(seed: int, purpose: str, round: int = -1, client: int = -1) -> torch.Generator:
-    """A fresh CPU generator for one purpose; -1 stands for draws that belong to no round or no client."""
+    """A fresh CPU generator for one purpose; -1 stands for draws that belong to no round or no client.
+
+    Torch's Mersenne Twister takes the lower 32 of the key's 64 bits: two given streams are the same with a
+    chance of 2^-32.
+    """
     source = torch.Generator(device="cpu")
     source.manual_seed(_key(seed, purpose, round, client))
     return source

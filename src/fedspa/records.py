@@ -48,6 +48,9 @@ class Costs:
     def __add__(self, other: Costs) -> Costs:
         return Costs(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
+    def __mul__(self, times: int) -> Costs:
+        return Costs(*(getattr(self, f.name) * times for f in fields(self)))
+
 
 @dataclass(frozen=True)
 class Spread:

@@ -8,6 +8,7 @@ good. The original judges that on test data; here it is the client's own trainin
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -65,7 +66,7 @@ class SubFedAvg(Method):
         with task.clock("search"):
             early, late = self._pruned(space, mask, first.weights), self._pruned(space, mask, last.weights)
             unsettled = float((early != late).float().mean()) > self.distance_threshold
-            judged = unsettled and self._density(space, mask) > 1 - self.sparsity
+            judged = unsettled and self._pruned_share(space, mask) < self.sparsity
             adopted = judged and task.engine.training_accuracy(late * last.weights, task.rows) > self.accuracy_threshold
         next_mask = late if adopted else mask
         active, sent = space.count(mask), space.count(next_mask)
@@ -90,21 +91,22 @@ class SubFedAvg(Method):
         pieces = []
         for shape, active, weight in zip(space.shapes, space.split(mask), space.split(weights), strict=True):
             if len(shape) > 1:
-                count = int(self.prune_rate * int(active.count_nonzero()))
+                # The small slack keeps 0.29 x 100, which is 28.999999999999996 in binary, at 29.
+                count = math.floor(self.prune_rate * int(active.count_nonzero()) + 1e-9)
                 dropped = smallest(weight.abs().masked_fill(active == 0, torch.inf), count)
                 active = active.masked_fill(dropped, 0)
             pieces.append(active)
         return torch.cat(pieces)
 
     @staticmethod
-    def _density(space: ParameterSpace, mask: torch.Tensor) -> float:
-        """Active share of the tensors of two or more dimensions."""
+    def _pruned_share(space: ParameterSpace, mask: torch.Tensor) -> float:
+        """Inactive share of the tensors of two or more dimensions."""
         counted = [
-            (int(piece.count_nonzero()), piece.numel())
+            (piece.numel() - int(piece.count_nonzero()), piece.numel())
             for shape, piece in zip(space.shapes, space.split(mask), strict=True)
             if len(shape) > 1
         ]
-        return sum(active for active, _ in counted) / sum(size for _, size in counted)
+        return sum(pruned for pruned, _ in counted) / sum(size for _, size in counted)
 
     def visit_costs(self, size: VisitSize, searcher: MaskSearcher | None) -> Costs:
         """A visit that prunes nothing; what pruning saves and costs is only known after it."""

@@ -1,0 +1,184 @@
+"""Small federations for the tests: a few images, a small network, and the real loop around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from fedspa.costs import NetworkCosts
+from fedspa.data.batches import Pixels
+from fedspa.data.source import Augmentation, ImageSet
+from fedspa.engine import EagerEngine
+from fedspa.evaluation import Evaluator
+from fedspa.executor import Executor, InProcess
+from fedspa.federation import FederatedLoop
+from fedspa.layer_sparsity.erk import ErdosRenyiKernel
+from fedspa.link import Link
+from fedspa.masks.base import MaskSearcher
+from fedspa.masks.initial import InitialMasks
+from fedspa.masks.packed import PackedMask
+from fedspa.methods.base import Method, Origin, Visit
+from fedspa.metrics.accuracy import Accuracy
+from fedspa.models.initialise import seeded
+from fedspa.models.small_cnn import SmallCNN
+from fedspa.records import RoundRecord
+from fedspa.settings import EvalSettings, FederationSettings, TrainingSettings
+from fedspa.visitor import Visitor
+from fedspa.weights import ParameterSpace
+
+torch.set_num_threads(1)
+
+PRECISIONS = {torch.float64: "64-true", torch.float32: "32-true"}
+
+
+@cache
+def fabric(dtype: torch.dtype = torch.float64) -> Fabric:
+    return Fabric(accelerator="cpu", devices=1, precision=PRECISIONS[dtype])
+
+
+def random_images(count: int, side: int, classes: int, seed: int, channels: int = 1) -> ImageSet:
+    """Noise with labels; brighter on average in higher classes, so that there is something to learn."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(classes, size=count)
+    noise = rng.integers(0, 128, size=(count, channels, side, side))
+    images = noise + 127 * labels.reshape(-1, 1, 1, 1) // max(classes - 1, 1)
+    return ImageSet(torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(labels))
+
+
+def pixels(
+    images: ImageSet, dtype: torch.dtype = torch.float64, mean: float = 0.5, std: float = 0.25
+) -> Pixels:
+    return Pixels(images, [mean], [std], Augmentation(), "cpu", dtype)
+
+
+def engine(network: nn.Module, train: Pixels, training: TrainingSettings) -> EagerEngine:
+    """The engine of a network, in the dtype of the pixels."""
+    return EagerEngine(fabric(train.dtype), network.to(train.dtype), training, train)
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Images, and which rows of them each client holds."""
+
+    train: ImageSet
+    test: ImageSet
+    train_rows: Sequence[np.ndarray]
+    test_rows: Sequence[np.ndarray]
+    classes: int
+
+
+def random_clients(*sizes: int, side: int = 8, classes: int = 3, seed: int = 0) -> Clients:
+    """Clients of so many random training images, and four test images each."""
+    return Clients(
+        train=random_images(sum(sizes), side, classes, seed),
+        test=random_images(4 * len(sizes), side, classes, seed + 1),
+        train_rows=np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]),
+        test_rows=np.split(np.arange(4 * len(sizes)), len(sizes)),
+        classes=classes,
+    )
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A loop, what every client's visit left in each round, and the first global weights."""
+
+    loop: FederatedLoop
+    visits: list[tuple[int, Visit]]
+    """Client and visit, in the order in which they happened."""
+    space: ParameterSpace
+    initial: torch.Tensor
+
+    def run(self) -> list[RoundRecord]:
+        return list(self.loop.rounds())
+
+    @property
+    def weights(self) -> torch.Tensor:
+        return self.loop.state.weights
+
+
+def federation(
+    method: Method,
+    network: nn.Module,
+    clients: Clients,
+    training: TrainingSettings,
+    *,
+    searcher: MaskSearcher | None = None,
+    initial_mask: Callable[[int], PackedMask] | None = None,
+    clients_per_round: int | None = None,
+    rounds: int = 1,
+    eval_every: int = 1,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    convention: str = "honest",
+    wire: str | None = None,
+    executor: Callable[[Visitor], Executor] = InProcess,
+) -> Federation:
+    """A federation in which every client takes part, unless told otherwise. Takes the network over."""
+    train, test = (pixels(images, dtype) for images in (clients.train, clients.test))
+    runner = engine(network, train, training)
+    full_mask = PackedMask.pack(torch.ones(runner.space.total))
+    accuracy = {"accuracy": Accuracy(name="accuracy")}
+    visitor = Visitor(
+        seed=seed,
+        training=training,
+        method=method,
+        searcher=searcher,
+        engine=runner,
+        network=NetworkCosts.of(network, tuple(clients.train.images.shape[1:]), convention),
+        evaluators=[Evaluator(runner, test, clients.test_rows, accuracy, clients.classes, batch_size=8)],
+        client_rows=clients.train_rows,
+        link=Link(runner.space, wire) if wire else None,
+    )
+    count, initial, visits = len(clients.train_rows), runner.weights, []
+    loop = FederatedLoop(
+        visitor,
+        executor(visitor),
+        FederationSettings(count, clients_per_round or count, rounds),
+        EvalSettings(every=eval_every),
+        Origin(initial, initial_mask or (lambda client: full_mask), full_mask),
+        on_visit=lambda call, weights, visit: visits.append((call.client, visit)),
+    )
+    return Federation(loop, visits, runner.space, initial.clone())
+
+
+SMALL_CLIENTS = random_clients(6, 10, 14, 10)
+
+
+def small(
+    method: Method,
+    searcher: MaskSearcher | None = None,
+    sparsity: str = "0.5",
+    epochs: int = 2,
+    rounds: int = 3,
+    clients: Clients = SMALL_CLIENTS,
+    **options: Any,
+) -> Federation:
+    """Two of four clients a round, a convolutional network, float32, ERK masks."""
+    network = seeded(lambda: SmallCNN(channels=1, image_size=8, classes=3), seed=0)
+    space = ParameterSpace.of(network)
+    active = ErdosRenyiKernel(name="erk").active_counts(space.shapes, 1 - Fraction(sparsity), space.names)
+    shared = searcher is None or searcher.initial == "same"
+    return federation(
+        method,
+        network,
+        clients,
+        TrainingSettings(epochs=epochs, batch_size=4),
+        searcher=searcher,
+        initial_mask=InitialMasks(space, active, shared=shared, seed=0),
+        clients_per_round=2,
+        rounds=rounds,
+        dtype=torch.float32,
+        **options,
+    )
+
+
+def pack(mask: Iterable[float]) -> PackedMask:
+    return PackedMask.pack(torch.tensor(list(mask)))

@@ -1,0 +1,196 @@
+"""The loop: reproducible to the byte, blind to all but its seed, frugal with memory, clear when it fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federations import Federation, federation, random_clients, small
+from torch import nn
+
+from fedspa.errors import UserError
+from fedspa.executor import Workers
+from fedspa.masks.dst import DST
+from fedspa.masks.rsm import RSM
+from fedspa.methods.ditto import Ditto
+from fedspa.methods.fedavg import FedAvg
+from fedspa.methods.fedspa import FedSpa
+from fedspa.methods.local import Local
+from fedspa.methods.subfedavg import SubFedAvg
+from fedspa.methods.subsampling import Subsampling
+from fedspa.records import RoundRecord
+from fedspa.settings import TrainingSettings
+from fedspa.visitor import Visitor
+
+FEDSPA, FEDAVG = FedSpa(name="fedspa"), FedAvg(name="fedavg")
+DIFFERENT = DST(name="dst", initial="different")
+METHODS = {
+    "fedspa+dst": (FEDSPA, DIFFERENT),
+    "fedspa+set": (FEDSPA, DST(name="dst", regrow="random")),
+    "fedspa+rsm": (FEDSPA, RSM(name="rsm")),
+    "fedavg": (FEDAVG, None),
+    "ditto": (Ditto(name="ditto", shared_epochs=1, personal_epochs=1), None),
+    "local": (Local(name="local"), None),
+    "subfedavg": (SubFedAvg(name="subfedavg", accuracy_threshold=0.3), None),
+    "subsampling": (Subsampling(name="subsampling"), None),
+}
+
+
+def told(records: list[RoundRecord]) -> list[RoundRecord]:
+    """What the rounds said, but for the wall clock."""
+    return [replace(record, seconds={}) for record in records]
+
+
+def assert_same_bytes(one: Federation, other: Federation) -> None:
+    ours, theirs = one.loop.state, other.loop.state
+    assert torch.equal(ours.weights, theirs.weights)
+    assert ours.clients.keys() == theirs.clients.keys()
+    for client, state in ours.clients.items():
+        same = theirs.clients[client]
+        assert torch.equal(state, same) if isinstance(state, torch.Tensor) else state == same
+    for (client, visit), (same_client, same_visit) in zip(one.visits, other.visits, strict=True):
+        assert client == same_client and torch.equal(visit.local, same_visit.local)
+
+
+@pytest.mark.parametrize(("method", "searcher"), METHODS.values(), ids=METHODS)
+def test_the_same_seed_gives_the_same_bytes_whatever_else_happens(method, searcher):
+    one = small(method, searcher)
+    records = one.run()
+
+    torch.manual_seed(12345)  # the second time, others draw and train in between
+    torch.rand(7)
+    stranger, other = small(FEDSPA, RSM(name="rsm"), seed=5).loop.rounds(), small(method, searcher)
+    records_again = []
+    for record in other.loop.rounds():
+        records_again.append(record)
+        next(stranger)
+        torch.rand(3)
+        np.random.rand(3)
+    assert told(records) == told(records_again)
+    assert_same_bytes(one, other)
+    assert small(method, searcher, seed=1).run()[-1].loss != records[-1].loss
+
+
+@pytest.mark.parametrize(("method", "searcher"), METHODS.values(), ids=METHODS)
+def test_worker_processes_and_the_fp32_wire_change_no_byte(method, searcher):
+    plain, wired = small(method, searcher), small(method, searcher, wire="fp32")
+    records, over_the_wire = plain.run(), wired.run()
+    assert_same_bytes(plain, wired)
+    assert [replace(record.costs, encoded_bytes=0) for record in over_the_wire] == [r.costs for r in records]
+
+    executors: list[Workers] = []
+
+    def two_workers(visitor: Visitor) -> Workers:
+        executors.append(Workers(visitor, 2, plain.space.total, torch.float32))
+        return executors[0]
+
+    shared_out = small(method, searcher, executor=two_workers)
+    try:
+        assert told(shared_out.run()) == told(records)
+    finally:
+        executors[0].close()
+    assert_same_bytes(plain, shared_out)
+
+
+def test_looking_more_often_changes_nothing():
+    often, seldom = small(FEDSPA, DIFFERENT), small(FEDSPA, DIFFERENT, eval_every=3)
+    records, fewer = often.run(), seldom.run()
+    assert torch.equal(often.weights, seldom.weights)
+    assert [bool(record.scores) for record in fewer] == [False, False, True]
+    assert records[-1].scores == fewer[-1].scores
+    assert (
+        small(FEDSPA, DIFFERENT, eval_every=2).run()[2].scores == records[2].scores
+    )  # the last round always
+
+
+def test_who_takes_part_depends_on_the_seed_alone():
+    def participants(method, searcher, seed):
+        run = small(method, searcher, rounds=5, eval_every=99, seed=seed)
+        chosen = [record.participants for record in run.loop.rounds()]
+        assert [client for client, _ in run.visits] == [client for round in chosen for client in round]
+        assert all(len(set(round)) == 2 and list(round) == sorted(round) for round in chosen)
+        return chosen
+
+    assert participants(FEDSPA, DIFFERENT, seed=0) == participants(FEDAVG, None, seed=0)
+    assert participants(FEDAVG, None, seed=0) != participants(FEDAVG, None, seed=1)
+
+
+@pytest.mark.parametrize(("method", "searcher"), METHODS.values(), ids=METHODS)
+def test_a_client_that_was_never_visited_holds_no_state(method, searcher):
+    run = small(method, searcher, rounds=3, eval_every=99)
+    record = next(run.loop.rounds())
+    assert set(run.loop.state.clients) == set(run.loop.state.visits) == set(record.participants)
+    assert len(record.participants) == 2
+
+
+def test_clients_that_share_a_first_state_share_its_memory():
+    for method, searcher in [METHODS["fedspa+rsm"], METHODS["ditto"], METHODS["local"], METHODS["subfedavg"]]:
+        loop = small(method, searcher).loop
+        assert all(loop.client_state(client) is loop.client_state(0) for client in range(4))
+    run = small(FEDSPA, RSM(name="rsm"))
+    run.run()
+    assert len({id(state) for state in run.loop.state.clients.values()}) == 1  # and a visit keeps it
+
+
+def test_a_client_keeps_its_state_until_its_next_visit():
+    run = small(FEDSPA, DIFFERENT, rounds=8, eval_every=99)
+    kept = {client: run.loop.client_state(client) for client in range(4)}
+    for record in run.loop.rounds():
+        for client, state in run.loop.state.clients.items():
+            assert client in record.participants or state is kept[client]
+        kept = dict(run.loop.state.clients)
+    for client in range(4):
+        own = [visit for visited, visit in run.visits if visited == client]
+        for earlier, later in zip(own, own[1:], strict=False):
+            assert torch.equal(earlier.state.unpack(later.holds), later.holds)  # trained with what was found
+    assert run.loop.density(0) == pytest.approx(run.visits[0][1].holds.mean().item())
+
+
+def test_local_scores_stay_from_the_last_visit_and_count_only_the_visited():
+    run, latest = small(FEDAVG, rounds=6), {}
+    for record in run.loop.rounds():
+        scores = run.loop.state.scores["local"]["accuracy"]
+        for client in record.participants:
+            latest[client] = scores[client]
+        assert {client: scores[client] for client in latest} == latest
+        assert np.isnan(scores).sum() == 4 - len(latest)
+        assert record.scores["local"]["accuracy"].clients == len(latest)
+        assert record.scores["global"]["accuracy"].clients == 4
+        assert record.scores["local"]["accuracy"].mean == pytest.approx(np.mean(list(latest.values())))
+
+
+def test_the_learning_rate_decays_from_the_first_round_on():
+    run = federation(
+        FEDAVG,
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
+        random_clients(5, 5),
+        TrainingSettings(epochs=1, lr=0.2, lr_decay=0.5),
+        rounds=3,
+    )
+    assert [record.learning_rate for record in run.loop.rounds()] == [0.2, 0.1, 0.05]
+
+
+def test_finetuning_trains_a_copy_of_the_global_model_for_every_client():
+    run = small(FEDSPA, DIFFERENT, rounds=2)
+    run.run()
+    weights, states = run.weights.clone(), dict(run.loop.state.clients)
+    untrained = run.loop.finetune(epochs=0)["accuracy"]
+    assert untrained.tolist() == run.loop.state.scores["global"]["accuracy"].tolist()
+    trained = run.loop.finetune(epochs=3)["accuracy"]
+    assert len(trained) == 4 and trained.tolist() == run.loop.finetune(epochs=3)["accuracy"].tolist()
+    assert trained.mean() > untrained.mean()
+    assert torch.equal(run.weights, weights)
+    assert run.loop.state.clients == states
+
+
+def test_divergence_is_told_in_a_sentence():
+    run = federation(
+        FEDAVG,
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
+        random_clients(5, 5),
+        TrainingSettings(epochs=5, lr=1e200, clip_norm=None, weight_decay=1.0),
+    )
+    with pytest.raises(UserError, match=r"client 0 in round 1 .*diverged; lower training.lr"):
+        run.run()
