@@ -56,9 +56,9 @@ def run(plan: Plan, folder: Path) -> dict[str, Any]:
         for record in federation.loop.rounds():
             history.add(record)
             trackers.round(record)
-        finetuned = (
-            federation.loop.finetune(plan.settings.finetune.epochs) if plan.settings.finetune.epochs else None
-        )
+        finetuned = None
+        if plan.settings.finetune.epochs and "global" in plan.method.kinds:
+            finetuned = federation.loop.finetune(plan.settings.finetune.epochs)
         scores = {kind: by_metric[ACCURACY] for kind, by_metric in federation.loop.state.scores.items()}
         if finetuned:
             scores["finetuned"] = finetuned[ACCURACY]

@@ -96,7 +96,10 @@ class EvalSettings:
 
 @dataclass
 class FinetuneSettings:
-    """After the last round: every client trains a copy of the final global model for so many epochs."""
+    """After the last round: every client trains a copy of the final global model for so many epochs.
+
+    A method that has no global model leaves it out.
+    """
 
     epochs: int = 0
 
