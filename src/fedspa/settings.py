@@ -96,10 +96,7 @@ class EvalSettings:
 
 @dataclass
 class FinetuneSettings:
-    """After the last round: every client trains a copy of the final global model for so many epochs.
-
-    A method that has no global model leaves it out.
-    """
+    """After the last round: every client trains a copy of the final global model, where there is one."""
 
     epochs: int = 0
 
