@@ -59,7 +59,7 @@ def main(task: Task, schema: type[Config] = Config) -> int:
             print(f"Failed: {folder.parent.name}/{folder.name}", file=sys.stderr)
             code = report(error, show_traceback)
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-            raise JobFailed(code, f"{kind}{error}") from None
+            raise JobFailed(code, f"{kind}{error}".splitlines()[0]) from None
         finally:
             with suppress(OSError):  # Hydra made the folder; it stays if anything was written to it
                 folder.rmdir()

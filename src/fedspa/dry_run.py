@@ -50,7 +50,7 @@ def listing(plans: Mapping[str, Plan], finished: Collection[str] = ()) -> str:
     width = max(map(len, plans))
     lines = [f"{'':<{width}}  {'FLOPs':>9}  {'traffic':>9}  {'hours':>8}"]
     for name, estimate in estimates.items():
-        hours = "finished" if name in finished else f"{estimate.hours:.2f}"
+        hours = "finished" if name in finished else _show_hours(estimate.hours)
         lines.append(_line(f"{name:<{width}}", estimate.costs, hours))
     total = sum((estimate.costs for estimate in estimates.values()), Costs())
     left = sum(estimate.hours for name, estimate in estimates.items() if name not in finished)
@@ -58,13 +58,17 @@ def listing(plans: Mapping[str, Plan], finished: Collection[str] = ()) -> str:
     return "\n".join(
         [
             *lines,
-            _line(f"{f'all {len(plans)}':<{width}}", total, f"{left:.2f}"),
+            _line(f"{f'all {len(plans)}':<{width}}", total, _show_hours(left)),
             "",
             "Hours: dense FLOPs of training, mask search and tests, one run after another, at the speed measured here",
             f"just now: {', '.join(f'{model} {show_flops(speed)} FLOP/s' for model, speed in speeds.items())}.",
             "Costs: for clients of equal size; Sub-FedAvg's before it prunes.",
         ]
     )
+
+
+def _show_hours(hours: float) -> str:
+    return f"{hours:.3f}" if hours < 10 else f"{hours:,.0f}"
 
 
 def _line(name: str, costs: Costs, hours: str) -> str:

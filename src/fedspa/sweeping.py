@@ -53,7 +53,7 @@ class PlannedJob:
             summary = json.loads((self.folder / "summary.json").read_text())
         except (OSError, ValueError):
             return False
-        return isinstance(self.plan, Plan) and summary["config_hash"] == self.plan.config_hash
+        return isinstance(self.plan, Plan) and summary.get("config_hash") == self.plan.config_hash
 
 
 def run_sweep(study: Study, root: Path, compose: Compose, launch: Launch) -> int:
