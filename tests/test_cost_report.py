@@ -12,7 +12,7 @@ import torch
 
 from fedspa.cost_report import CostReport
 from fedspa.errors import UserError
-from fedspa.experiment import build
+from fedspa.assembly import build
 
 torch.set_num_threads(1)
 
