@@ -144,7 +144,7 @@ def federation(
         FederationSettings(count, clients_per_round or count, rounds),
         EvalSettings(every=eval_every),
         Origin(initial, initial_mask or (lambda client: full_mask), full_mask),
-        on_visit=lambda client, visit: visits.append((client, visit)),
+        on_visit=lambda call, weights, visit: visits.append((call.client, visit)),
     )
     return Federation(loop, visits, runner.space, initial.clone())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
@@ -28,6 +29,7 @@ def command(*words: str, folder: Path, code: str = "") -> subprocess.CompletedPr
 def fedspa(tmp_path, monkeypatch):
     """`fedspa(task, "mask=rsm")`: the exit code of that command line, run in this process."""
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # `main` sets it; so pytest puts it back
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # Hydra's would outlive the run's folder
 
     def run(task, *words: str) -> int:
         folders = [f"hydra.run.dir={tmp_path}/run", f"hydra.sweep.dir={tmp_path}/sweep"]
@@ -129,11 +131,11 @@ def test_results_go_to_the_project_from_any_folder(tmp_path, monkeypatch, method
 # Runs
 
 
-def test_a_run_gets_its_plan_and_its_folder(fedspa, tmp_path):
+def test_a_run_gets_its_plan_and_its_folder_which_goes_away_if_left_empty(fedspa, tmp_path):
     seen = []
-    assert fedspa(lambda plan, folder: seen.append((plan.settings.seed, folder)), "seed=3") == 0
-    assert seen == [(3, tmp_path / "run")]
-    assert (tmp_path / "run").is_dir()
+    assert fedspa(lambda plan, folder: seen.append((plan.settings.seed, folder, folder.is_dir())), "seed=3") == 0
+    assert seen == [(3, tmp_path / "run", True)]
+    assert not (tmp_path / "run").exists()
 
 
 def test_methods_sweep_each_with_the_mask_it_needs(fedspa):

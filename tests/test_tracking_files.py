@@ -15,13 +15,15 @@ from matplotlib.patches import Rectangle
 from omegaconf import OmegaConf
 from tracking_runs import COSTS, run_info, run_record, run_result, times
 
+from fedspa.drawing import spread_out
 from fedspa.errors import UserError
 from fedspa.paths import project_root
 from fedspa.records import RoundRecord, RunInfo, RunResult
-from fedspa.tracking.console import ConsoleView, _bytes, _duration, _flops
+from fedspa.tracking.console import ConsoleView, _duration
 from fedspa.tracking.fanout import Trackers
-from fedspa.tracking.pictures import Pictures, _spread_out, accuracy_picture, partition_picture
+from fedspa.tracking.pictures import Pictures, accuracy_picture, partition_picture
 from fedspa.tracking.run_folder import RunFolder
+from fedspa.units import show_bytes, show_flops
 
 
 def whole_run(folder: Path) -> Path:
@@ -53,6 +55,14 @@ def test_rounds_read_back_as_the_same_floats(tmp_path: Path) -> None:
     assert (third["participants"], third["samples"], third["prune_rate"]) == ("2", "500", "0.5")
     assert float(third["local_accuracy_mean"]) == 51.0
     assert third["local_accuracy_clients"] == "2"
+
+
+def test_tensors_are_listed_in_the_order_of_the_flat_weights(tmp_path: Path) -> None:
+    assert (whole_run(tmp_path) / "tensors.csv").read_text().splitlines() == [
+        "tensor,shape,parameters",
+        "fc.weight,2x2,4",
+        "fc.bias,2,2",
+    ]
 
 
 def test_a_kind_that_was_not_tested_is_blank(tmp_path: Path) -> None:
@@ -205,7 +215,7 @@ def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_units() -> None:
-    assert [_bytes(n) for n in (0, 999, 1500, 369.2e9, 2e12)] == [
+    assert [show_bytes(n) for n in (0, 999, 1500, 369.2e9, 2e12)] == [
         "0 B",
         "999 B",
         "1.5 kB",
@@ -213,7 +223,7 @@ def test_units() -> None:
         "2.0 TB",
     ]
     assert [_duration(s) for s in (0.4, 67, 7509)] == ["0:00", "1:07", "2:05:09"]
-    assert _flops(172.9e14) == "1.729e16" and _flops(0) == "0.000e0"
+    assert show_flops(172.9e14) == "1.729e16" and show_flops(0) == "0"
 
 
 # Pictures
@@ -250,9 +260,9 @@ def test_the_partition_shows_every_client_and_class(clients: int, classes: int) 
 
 
 def test_labels_do_not_overlap() -> None:
-    assert _spread_out([10.0, 50.0], 5) == [10.0, 50.0]
-    assert _spread_out([50.0, 50.0], 5) == [47.5, 52.5]
-    assert _spread_out([98.0, 99.0, 100.0], 5) == [90.0, 95.0, 100.0]
+    assert spread_out([10.0, 50.0], 5) == [10.0, 50.0]
+    assert spread_out([50.0, 50.0], 5) == [47.5, 52.5]
+    assert spread_out([98.0, 99.0, 100.0], 5) == [90.0, 95.0, 100.0]
 
 
 # Several trackers as one

@@ -84,6 +84,7 @@ def test_a_finished_run_reads_back(
         "rounds.csv",
         "timing.csv",
         "clients.csv",
+        "tensors.csv",
         "partition.json",
         "summary.json",
     }

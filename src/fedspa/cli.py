@@ -22,14 +22,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedspa.config import Plan, check, config_dir, explain, register
 from fedspa.errors import UserError, nearest
+from fedspa.settings import Config
 
 Task = Callable[[Plan, Path], None]
 """What an entry point does with a checked run and the folder for its files."""
 
 
-def main(task: Task) -> int:
+def main(task: Task, schema: type[Config] = Config) -> int:
     """Do what the command line says: `task` once, or with -m once for each combination.
 
+    `schema`: the settings of this command, those of a run and perhaps some of its own.
     Returns the exit code: 0, done; 1, fedspa has a bug, whose traceback is shown; 2, a mistake of the user,
     told in one sentence (under HYDRA_FULL_ERROR=1 with its traceback); 130, stopped by Ctrl-C. After several
     jobs, the highest of theirs.
@@ -37,7 +39,7 @@ def main(task: Task) -> int:
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra reports errors itself, and exits
     defer_torch()
-    register()
+    register(schema)
     outcomes: list[tuple[str, Exception | None]] = []
 
     def job(config: DictConfig) -> None:
@@ -53,6 +55,7 @@ def main(task: Task) -> int:
             if command.mode == RunMode.MULTIRUN:
                 print(f"Failed: {title}", file=sys.stderr)
             report(error, show_traceback)
+        finally:
             with suppress(OSError):  # Hydra made the folder; it stays if anything was written to it
                 folder.rmdir()
 

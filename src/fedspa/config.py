@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import json
 import re
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -78,9 +78,9 @@ def config_dir() -> Path:
     return clone if clone.is_dir() else package / "conf"
 
 
-def register() -> None:
+def register(settings: type[Config] = Config) -> None:
     """Make the schema and the resolvers that conf/ uses known to Hydra and OmegaConf."""
-    schema = OmegaConf.structured(Config)
+    schema = OmegaConf.structured(settings)
     for group in ("model", *ONE_EACH, *SEVERAL):
         # Hydra would refuse options that no YAML mentions; `check` knows all that a component has.
         OmegaConf.set_struct(schema[group], False)
@@ -107,7 +107,7 @@ def check(config: DictConfig) -> Plan:
         values: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise explain(error) from error
-    settings, resolved = _build("", Config, values)
+    settings, resolved = _build("", OmegaConf.get_type(config) or Config, values)
     trusted = settings.trusted_packages
     parts: dict[str, Any] = {}
     for group in ONE_EACH:
@@ -130,6 +130,10 @@ def _check_together(plan: Plan) -> None:
         raise UserError(f"method={method} needs masks, but mask={mask}: use mask=dst or another searcher.")
     if plan.mask is not None and not plan.method.uses_mask:
         raise UserError(f"method={method} trains dense, so mask={mask} has no meaning: use mask=none.")
+    if plan.settings.theory.every and plan.mask is None:
+        raise UserError(
+            f"theory.every={plan.settings.theory.every} needs masks, which method={method} has not: set it to 0."
+        )
     path = plan.resolved["dataset"].get("path")
     if path is not None and not Path(path).exists():
         raise UserError(f"dataset.path={path} does not exist: it must be the data set's folder or file.")
@@ -140,8 +144,8 @@ def config_hash(resolved: dict[str, Any]) -> str:
 
     Left out: the run's name, where data lies, what computes, and what is logged or kept.
     """
-    left_out = ("name", "hardware", "loggers", "save")
-    content = {key: value for key, value in resolved.items() if key not in left_out}
+    left_out = ("name", "hardware", "loggers", "save", "theory")
+    content = {f.name: resolved[f.name] for f in fields(Config) if f.name not in left_out}
     content["dataset"] = {key: value for key, value in resolved["dataset"].items() if key != "path"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -155,12 +159,12 @@ def build_model(plan: Plan, channels: int, image_size: int, classes: int) -> nn.
     network = find_class("model", plan.resolved["model"]["_target_"], plan.settings.trusted_packages)
     given = {"channels": channels, "image_size": image_size, "classes": classes}
     types = get_type_hints(network.__init__)
-    fields = [
+    parameters = [
         (name, types.get(name, Any), MISSING if option.default is option.empty else option.default)
         for name, option in inspect.signature(network).parameters.items()
         if name not in given
     ]
-    schema = make_dataclass(network.__name__, fields)
+    schema = make_dataclass(network.__name__, parameters)
     _, typed = _build("model", schema, options)
     return network(**given, **typed)
 

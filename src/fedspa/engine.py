@@ -42,6 +42,11 @@ class EagerEngine:
         self._train = train
 
     @property
+    def device(self) -> torch.device:
+        """Where the network lies."""
+        return self.fabric.device
+
+    @property
     def weights(self) -> torch.Tensor:
         """A copy of the working network's flat weights [total]."""
         return self._module.weights.detach().clone()
@@ -88,6 +93,14 @@ class EagerEngine:
         self._module.train()
         batch = next(self._train.epoch(rows, self.settings.batch_size, generator))
         return self._backward(batch)[1].clone()
+
+    def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Dense gradient [total] of the mean loss over all `rows` (int64 [n]), without augmentation."""
+        self._module.start(weights)
+        total = torch.zeros_like(weights)
+        for batch in self._train.in_order(rows, self.settings.batch_size):
+            total += self._backward(batch)[1] * (len(batch.labels) / len(rows))
+        return total
 
     @torch.no_grad()
     def predict(self, weights: torch.Tensor, pixels: Pixels, rows: torch.Tensor, batch_size: int) -> torch.Tensor:

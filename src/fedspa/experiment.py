@@ -31,10 +31,11 @@ from fedspa.models.initialise import seeded
 from fedspa.partition.base import label_counts, partition_hash
 from fedspa.records import ClientRow, RunInfo, RunResult
 from fedspa.summary import ACCURACY, History
+from fedspa.theory import TheoremCurves
 from fedspa.tracking.console import ConsoleView
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.run_folder import RunFolder
-from fedspa.visitor import Visitor
+from fedspa.visitor import Call, Visitor
 from fedspa.weights import ParameterSpace
 
 
@@ -55,7 +56,9 @@ def run(plan: Plan, folder: Path) -> dict[str, Any]:
         for record in federation.loop.rounds():
             history.add(record)
             trackers.round(record)
-        finetuned = federation.loop.finetune(plan.settings.finetune.epochs) if plan.settings.finetune.epochs else None
+        finetuned = (
+            federation.loop.finetune(plan.settings.finetune.epochs) if plan.settings.finetune.epochs else None
+        )
         scores = {kind: by_metric[ACCURACY] for kind, by_metric in federation.loop.state.scores.items()}
         if finetuned:
             scores["finetuned"] = finetuned[ACCURACY]
@@ -91,12 +94,15 @@ class Federation:
     """A federation that is ready to run."""
 
     loop: FederatedLoop
+    visitor: Visitor
     executor: Executor
     space: ParameterSpace
     data: ImageData
     rows: ClientRows
     local_models: dict[int, LocalModel]
     """With `save.local`: each visited client's weights after its last visit."""
+    curves: TheoremCurves | None
+    """With `theory.every`: what is remembered for the curves of Theorem 1."""
 
 
 def build(plan: Plan) -> Federation:
@@ -104,7 +110,9 @@ def build(plan: Plan) -> Federation:
     settings, source = plan.settings, plan.dataset
     fabric = plan.hardware.fabric()
     shape = (source.channels, source.image_size, source.image_size)
-    network = seeded(lambda: build_model(plan, source.channels, source.image_size, source.classes), settings.seed)
+    network = seeded(
+        lambda: build_model(plan, source.channels, source.image_size, source.classes), settings.seed
+    )
     network = network.to(plan.hardware.dtype)
     costs = NetworkCosts.of(network, shape, settings.costs.convention)
 
@@ -136,10 +144,13 @@ def build(plan: Plan) -> Federation:
         evaluators.append(evaluator(train_pixels, rows.val, "val_"))
 
     local_models: dict[int, LocalModel] = {}
+    curves = TheoremCurves(settings.theory.every) if settings.theory.every else None
 
-    def keep_local(client: int, visit: Visit) -> None:
+    def on_visit(call: Call, weights: torch.Tensor, visit: Visit) -> None:
         if settings.save.local:
-            local_models[client] = LocalModel.pack(visit.local)
+            local_models[call.client] = LocalModel.pack(visit.local)
+        if curves:
+            curves.remember(call, weights, visit)
 
     visitor = Visitor(
         seed=settings.seed,
@@ -153,8 +164,8 @@ def build(plan: Plan) -> Federation:
         link=Link(space, settings.federation.wire) if settings.federation.wire else None,
     )
     executor = _executor(plan, visitor, origin)
-    loop = FederatedLoop(visitor, executor, settings.federation, settings.eval, origin, keep_local)
-    return Federation(loop, executor, space, data, rows, local_models)
+    loop = FederatedLoop(visitor, executor, settings.federation, settings.eval, origin, on_visit)
+    return Federation(loop, visitor, executor, space, data, rows, local_models, curves)
 
 
 def _executor(plan: Plan, visitor: Visitor, origin: Origin) -> Executor:
@@ -230,7 +241,12 @@ def result(federation: Federation, scores: dict[str, np.ndarray], summary: dict[
         )
         for client in range(len(rows.train))
     ]
-    masks = {client: state for client, state in sorted(state.clients.items()) if isinstance(state, PackedMask)}
+    masks = {client: mask for client, mask in sorted(state.clients.items()) if isinstance(mask, PackedMask)}
+    theory = []
+    if federation.curves:
+        final = [loop.client_state(client) for client in range(len(rows.train))]
+        final_masks = [mask for mask in final if isinstance(mask, PackedMask)]
+        theory = federation.curves.rows(federation.visitor.engine, rows.train, final_masks)
     return RunResult(
         summary=summary,
         clients=clients,
@@ -241,4 +257,5 @@ def result(federation: Federation, scores: dict[str, np.ndarray], summary: dict[
             for client, model in sorted(federation.local_models.items())
             for part, tensor in (("values", model.values), ("mask", model.held.bits))
         },
+        theory=theory,
     )

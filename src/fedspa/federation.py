@@ -15,16 +15,11 @@ from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientState, Origin, Visit, VisitSize
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.merge import Merge
-from fedspa.randomness import generator, numpy_generator
+from fedspa.randomness import generator
 from fedspa.records import Costs, RoundRecord, Spread
+from fedspa.sampling import sample_clients
 from fedspa.settings import EvalSettings, FederationSettings
 from fedspa.visitor import Call, Outcome, Visitor
-
-
-def sample_clients(seed: int, round: int, clients: int, count: int) -> list[int]:
-    """S_t: `count` of `clients`, uniformly without replacement, in ascending order."""
-    chosen = numpy_generator(seed, "participants", round).choice(clients, size=count, replace=False)
-    return sorted(int(client) for client in chosen)
 
 
 @dataclass
@@ -55,13 +50,13 @@ class FederatedLoop:
         federation: FederationSettings,
         evaluation: EvalSettings,
         origin: Origin,
-        on_visit: Callable[[int, Visit], None] = lambda client, visit: None,
+        on_visit: Callable[[Call, torch.Tensor, Visit], None] = lambda call, weights, visit: None,
     ) -> None:
         """
         Args:
             visitor: what a visit is; `executor` makes its visits.
             origin: what the federation starts from.
-            on_visit: sees every visit before it is forgotten, in client order.
+            on_visit: sees every call, the global weights [total] it started from and its visit, in client order.
         """
         self._visitor, self._executor, self._origin, self._on_visit = visitor, executor, origin, on_visit
         self._federation, self._evaluation, self._method = federation, evaluation, visitor.method
@@ -101,12 +96,13 @@ class FederatedLoop:
         merge = Merge(self._method.normaliser)
         costs = dense_costs = Costs()
         loss_sum, samples = 0.0, 0
-        for client, outcome in zip(participants, self._executor.visits(calls, state.weights), strict=True):
-            visit, rows = outcome.visit, len(self._visitor.client_rows[client])
+        for call, outcome in zip(calls, self._executor.visits(calls, state.weights), strict=True):
+            visit, rows = outcome.visit, len(self._visitor.client_rows[call.client])
+            self._on_visit(call, state.weights, visit)
             if visit.update is not None:
                 with clock("aggregate"):
                     merge.fold(visit.update, self._method.weight(rows), visit.holds)
-            self._remember(client, outcome)
+            self._remember(call.client, outcome)
             clock.add(outcome.seconds)
             costs += visit.costs
             dense_costs += self._dense.visit_costs(VisitSize(self._visitor.network, training, rows), None)
@@ -143,7 +139,6 @@ class FederatedLoop:
             next_state = self.client_state(client)  # clients that share a mask go on sharing one object
         state.clients[client] = next_state
         state.visits[client] = state.visits.get(client, 0) + 1
-        self._on_visit(client, outcome.visit)
         for metric, values in outcome.local_scores.items():
             unknown = np.full(self._federation.clients, np.nan)
             state.scores.setdefault("local", {}).setdefault(metric, unknown)[client] = values[0]

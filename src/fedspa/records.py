@@ -48,6 +48,9 @@ class Costs:
     def __add__(self, other: Costs) -> Costs:
         return Costs(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
+    def __mul__(self, times: int) -> Costs:
+        return Costs(*(getattr(self, f.name) * times for f in fields(self)))
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -122,6 +125,23 @@ class ClientRow:
 
 
 @dataclass(frozen=True)
+class TheoryRow:
+    """The quantities of the paper's Theorem 1 in one round."""
+
+    round: int
+    """t, from 0: the weights are those that the round starts from."""
+    gradient_norm_sq: float
+    """Squared norm of the gradient of the SPFL objective (paper, P2) at w_t, under the final masks."""
+    mask_step: float
+    """Share of the coordinates in which a visited client's mask and its next one differ, mean over the visited."""
+    mask_to_final: float
+    """The same between its mask and its final one."""
+    p: float | None
+    """p_t, its maximum taken over the first and last points of each visit's local training (so from below);
+    None where the gradients never differ."""
+
+
+@dataclass(frozen=True)
 class RunResult:
     """A finished run: the summary, the clients, and the tensors worth keeping."""
 
@@ -133,6 +153,8 @@ class RunResult:
     """uint8, bit-packed: a client's last mask over the flat weights."""
     local_weights: dict[str, torch.Tensor] = field(default_factory=dict)
     """With `save.local`: a client's packed local weights."""
+    theory: list[TheoryRow] = field(default_factory=list)
+    """With `theory.every`: the curves of Theorem 1."""
 
 
 class Tracker(Protocol):

@@ -115,6 +115,17 @@ class CostSettings:
 
 
 @dataclass
+class TheorySettings:
+    """The curves of the paper's Theorem 1; costs a gradient over all clients' data for each point."""
+
+    every: int = 0
+    """Rounds between two points; 0: none. Only for methods with masks."""
+
+    def __post_init__(self) -> None:
+        check_range("theory.every", self.every, low=0)
+
+
+@dataclass
 class SaveSettings:
     """What a run keeps beyond its default files."""
 
@@ -138,6 +149,7 @@ class Config:
     finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
     costs: CostSettings = field(default_factory=CostSettings)
     save: SaveSettings = field(default_factory=SaveSettings)
+    theory: TheorySettings = field(default_factory=TheorySettings)
     trusted_packages: list[str] = field(default_factory=list)
     """Packages beside fedspa whose classes a config may name as `_target_`."""
     dataset: dict[str, Any] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
@@ -16,9 +16,19 @@ ACCURACY = "accuracy"
 
 def mean_spread(spreads: Sequence[Spread]) -> Spread:
     """The field-wise mean over rounds; the clients are those of the last one."""
-    last = spreads[-1]
-    means = {f.name: fmean(getattr(s, f.name) for s in spreads) for f in fields(Spread) if f.name != "clients"}
-    return replace(last, **means)
+
+    def mean(name: str) -> float:
+        return fmean(getattr(spread, name) for spread in spreads)
+
+    return Spread(
+        mean=mean("mean"),
+        std=mean("std"),
+        p10=mean("p10"),
+        worst_decile=mean("worst_decile"),
+        min=mean("min"),
+        max=mean("max"),
+        clients=spreads[-1].clients,
+    )
 
 
 class History:

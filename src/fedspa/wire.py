@@ -138,9 +138,7 @@ def decode(
     mask_end = at + (spelled + 7) // 8
     end = mask_end + header.values * item
     if len(data) != end + _CHECKSUM_BYTES:
-        raise WireError(
-            f"The message has {len(data)} bytes, but by its header it must have {end + _CHECKSUM_BYTES}."
-        )
+        raise WireError(f"The message has {len(data)} bytes, by its header it must have {end + _CHECKSUM_BYTES}.")
 
     bits = np.unpackbits(np.frombuffer(data[at:mask_end], np.uint8), count=spelled)
     changed = any(change != _SAME for change in changes)

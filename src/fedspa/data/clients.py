@@ -57,9 +57,14 @@ def _hold_out(rows: np.ndarray, fraction: float, seed: int, client: int) -> tupl
             f"dataset.val_fraction={fraction} needs 2 training images or more in every client, but client "
             f"{client} has {len(rows)}: it must be 0, or fewer clients share the data."
         )
-    count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
+    count = held_out(len(rows), fraction)
     shuffled = numpy_generator(seed, "client_val", client=client).permutation(rows)
     return np.sort(shuffled[count:]), np.sort(shuffled[:count])
+
+
+def held_out(rows: int, fraction: float) -> int:
+    """How many of a client's rows are held out for validation: some and not all, where the fraction is not 0."""
+    return min(max(round(fraction * rows), 1), rows - 1) if fraction else 0
 
 
 def _test_counts(counts: np.ndarray, available: np.ndarray, source: ImageSource, client: int) -> np.ndarray:

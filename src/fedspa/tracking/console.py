@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fedspa.records import KINDS, RoundRecord, RunInfo, RunResult
+from fedspa.units import show_bytes, show_flops
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -95,7 +96,7 @@ class ConsoleView:
 
     def _line(self, record: RoundRecord) -> str:
         kinds = "".join(f"{self._score(kind):>10}" for kind in self._info.kinds)
-        traffic = _bytes(record.total_costs.traffic_bytes)
+        traffic = show_bytes(record.total_costs.traffic_bytes)
         progress = f"{record.round}/{self._info.rounds}"
         return f"{progress:>11}{kinds}{self._speed():>11}{traffic:>10}{self._time_left():>11}"
 
@@ -114,7 +115,7 @@ class ConsoleView:
         if record is None:
             return bar
         scores = "  ".join(f"{kind} {self._score(kind)}" for kind in self._info.kinds)
-        traffic = _bytes(record.total_costs.traffic_bytes)
+        traffic = show_bytes(record.total_costs.traffic_bytes)
         return Group(bar, f"{scores}   {self._speed()} samples/s   {traffic}")
 
     def _score(self, kind: str) -> str:
@@ -143,8 +144,8 @@ def _accuracy_table(accuracy: dict[str, dict[str, float] | None]) -> Table:
 def _cost_table(summary: dict[str, Any]) -> Table:
     table = _table("cost", "this run", "dense", "saved")
     rows: list[tuple[str, str, Callable[[float], str]]] = [
-        ("traffic", "traffic_bytes", _bytes),
-        ("FLOPs", "flops", _flops),
+        ("traffic", "traffic_bytes", show_bytes),
+        ("FLOPs", "flops", show_flops),
     ]
     for title, key, text in rows:
         total, dense = summary[key]["total"], summary[key]["dense_total"]
@@ -161,21 +162,6 @@ def _table(*titles: str) -> Table:
         first = title == titles[0]
         table.add_column(title, justify="left" if first else "right", min_width=15 if first else 13)
     return table
-
-
-def _bytes(count: float) -> str:
-    """Decimal units, as the paper's GB: 369200000000 is 369.2 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def _flops(count: float) -> str:
-    """1.729e16, with the exponent as people write it."""
-    mantissa, exponent = f"{count:.3e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
 
 
 def _count(value: float) -> str:

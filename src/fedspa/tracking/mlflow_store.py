@@ -49,7 +49,7 @@ class MLflowTracker:
 
     def start(self, info: RunInfo) -> None:
         self._info = info
-        uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or _default_uri()
+        uri = self.tracking_uri or store_uri()
         self._client, self._experiment_id = _open_store(uri, self.experiment)
         run = self._client.create_run(
             self._experiment_id, run_name=str(info.config.get("name", "run")), tags=_tags(info)
@@ -192,6 +192,11 @@ def _final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
             if first is not None:
                 metrics[f"final/{kind}_rounds_to_{target}"] = float(first)
     return metrics
+
+
+def store_uri() -> str:
+    """The tracking store unless a run's config names another."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or _default_uri()
 
 
 def _default_uri() -> str:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fedspa.drawing import COLORS, FAINT, INK, new_figure, set_title, spread_out
 from fedspa.records import KINDS, RoundRecord, RunInfo, RunResult
 
 if TYPE_CHECKING:
     import numpy as np
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-COLORS = {"global": "#4c6a92", "personal": "#b5803a", "local": "#5b8a68", "finetuned": "#8b5e83"}
-INK, FAINT = "#3a3a3a", "#d9d9d9"
 
 
 @dataclass(kw_only=True)
@@ -51,7 +48,7 @@ def accuracy_picture(curves: dict[str, list[tuple[int, float, float]]], title: s
 
     `curves[kind]` holds (round, mean, std), accuracies in percent. A single point is drawn as a dot.
     """
-    figure, axes = _figure(7.2, 4.2)
+    figure, axes = new_figure(7.2, 4.2)
     ends: list[tuple[float, str]] = []
     for kind in [kind for kind in KINDS if curves.get(kind)]:
         rounds, means, stds = (list(column) for column in zip(*curves[kind], strict=True))
@@ -64,7 +61,7 @@ def accuracy_picture(curves: dict[str, list[tuple[int, float, float]]], title: s
     axes.set_xlim(min(points[0][0] for points in curves.values()) - 0.5, last + 0.5)
     axes.set_ylim(0, 100)
     for height, (mean, kind) in zip(
-        _spread_out([mean for mean, _ in sorted(ends)], 5.5), sorted(ends), strict=True
+        spread_out([mean for mean, _ in sorted(ends)], 5.5), sorted(ends), strict=True
     ):
         axes.annotate(
             f"{kind} {mean:.1f}", (last, height), xytext=(10, 0), textcoords="offset points",
@@ -73,7 +70,7 @@ def accuracy_picture(curves: dict[str, list[tuple[int, float, float]]], title: s
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("round")
-    _title(axes, title, "accuracy in %, mean over clients; band: one standard deviation between clients")
+    set_title(axes, title, "accuracy in %, mean over clients; band: one standard deviation between clients")
     return figure
 
 
@@ -83,7 +80,7 @@ def partition_picture(label_counts: np.ndarray) -> Figure:
 
     clients, classes = label_counts.shape
     width, height = min(4.0 + 0.12 * clients, 12.0), min(2.6 + 0.14 * classes, 7.0)
-    figure, (sizes, cells) = _figure(width, height, rows=[1, 4])
+    figure, (sizes, cells) = new_figure(width, height, heights=[1, 4])
     sizes.bar(
         range(clients), label_counts.sum(axis=1), color=COLORS["global"], width=0.8 if clients <= 60 else 1.0
     )
@@ -108,48 +105,8 @@ def partition_picture(label_counts: np.ndarray) -> Figure:
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, colors=INK, labelsize=8)
     bar.ax.locator_params(nbins=5)
-    _title(sizes, "Who holds which labels", "training images by client and class")
+    set_title(sizes, "Who holds which labels", "training images by client and class")
     return figure
-
-
-def _figure(width: float, height: float, rows: list[int] | None = None) -> tuple[Figure, Any]:
-    """A figure with one axes, or with one below the other in the given heights; it needs no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    heights = {"height_ratios": rows} if rows else {}
-    axes = figure.subplots(len(rows or [1]), sharex=True, gridspec_kw=heights)
-    for one in figure.axes:
-        one.spines[["top", "right", "left", "bottom"]].set_visible(False)
-        one.tick_params(colors=INK, labelsize=8, length=0)
-        one.xaxis.label.set(color=INK, fontsize=9)
-        one.yaxis.label.set(color=INK, fontsize=9)
-    return figure, axes
-
-
-def _title(axes: Axes, title: str, subtitle: str) -> None:
-    axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=20)
-    axes.annotate(
-        subtitle,
-        (0, 1),
-        xytext=(0, 7),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        color=INK,
-        fontsize=8.5,
-    )
-
-
-def _spread_out(heights: list[float], gap: float) -> list[float]:
-    """Ascending label heights pushed apart to at least `gap`, around where they belong, within [0, 100]."""
-    placed: list[float] = []
-    for height in heights:
-        placed.append(max(height, placed[-1] + gap) if placed else height)
-    shift = sum(p - h for p, h in zip(placed, heights, strict=True)) / len(heights)
-    shift = max(shift, placed[-1] - 100)
-    return [height - shift for height in placed]
 
 
 def _save(figure: Figure, info: RunInfo, name: str) -> None:

@@ -7,7 +7,9 @@
 | rounds.csv | each round | a row a round; the same run gives the same bytes, so no wall-clock time is in it |
 | timing.csv | each round | seconds by phase |
 | clients.csv | end | a row a client |
+| tensors.csv | end | a row a parameter tensor, in the order in which masks and flat weights hold them |
 | weights, masks, local_weights.safetensors | end | what there is of them |
+| theory.csv | end, with `theory.every` | the quantities of Theorem 1 |
 | summary.json | end, last of all | the run in a page; a folder that has it holds a finished run |
 
 Numbers are written with all their digits: read back, they are the same floats.
@@ -18,12 +20,12 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import UserError
-from fedspa.records import KINDS, PHASES, ClientRow, RoundRecord, RunInfo, RunResult, Spread
+from fedspa.records import KINDS, PHASES, ClientRow, RoundRecord, RunInfo, RunResult, Spread, TheoryRow
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,9 +71,18 @@ class RunFolder:
         for client in result.clients:
             clients.write(_client_row(client, self._info.label_counts[client.client]))
         clients.close()
+        layout = _Table(folder / "tensors.csv", ["tensor", "shape", "parameters"])
+        for name, tensor in result.weights.items():  # safetensors files are in alphabetical order
+            layout.write({"tensor": name, "shape": "x".join(map(str, tensor.shape)), "parameters": tensor.numel()})
+        layout.close()
         for name in ("weights", "masks", "local_weights"):
             if tensors := getattr(result, name):
                 _save_tensors(folder / f"{name}.safetensors", tensors, self._info.config_hash)
+        if result.theory:
+            theory = _Table(folder / "theory.csv", [f.name for f in fields(TheoryRow)])
+            for row in result.theory:
+                theory.write(asdict(row))
+            theory.close()
         (folder / "summary.json").write_text(json.dumps(result.summary, indent=2) + "\n")
 
     def abort(self, status: str, reason: str) -> None:

@@ -1,0 +1,43 @@
+"""Costs: `python src/costs.py experiment=cifar10_iid sparsity=0.5` tells what a run would cost; it trains nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedspa.cli import main
+from fedspa.config import Plan
+from fedspa.errors import check_choice
+from fedspa.settings import Config
+
+
+@dataclass
+class CostConfig(Config):
+    """The settings of a run, and how to tell its costs."""
+
+    format: str = "table"
+    """table, or json: nothing but JSON on standard output."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("format", self.format, ("table", "json"))
+
+
+def costs(plan: Plan, folder: Path) -> None:
+    """The costs of one run; `folder` stays empty."""
+    from fedspa.cost_report import CostReport, show  # brings torch: seconds, spent only without mistakes
+
+    report = CostReport.of(plan)
+    assert isinstance(plan.settings, CostConfig)
+    if plan.settings.format == "json":
+        print(json.dumps(report.as_dict(), indent=2))
+    else:
+        from rich.console import Console
+
+        Console(highlight=False, markup=False).print(show(report))
+
+
+if __name__ == "__main__":
+    sys.exit(main(costs, CostConfig))

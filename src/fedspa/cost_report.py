@@ -1,0 +1,218 @@
+"""What a run will cost, told before it: no data, no training, the same closed forms that a run adds up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from fedspa.config import Plan, build_model
+from fedspa.costs import NetworkCosts
+from fedspa.data.clients import held_out
+from fedspa.errors import check_range
+from fedspa.methods.base import VisitSize
+from fedspa.methods.fedavg import FedAvg
+from fedspa.records import Costs
+from fedspa.sampling import sample_clients
+from fedspa.units import show_bytes, show_flops
+from fedspa.weights import ParameterSpace
+from fedspa.wire import visit_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class CostReport:
+    """The costs of a plan's run, with every client of (nearly) the same size."""
+
+    plan: Plan
+    space: ParameterSpace
+    network: NetworkCosts
+    active: tuple[int, ...]
+    """Active parameters of each tensor of the model that a client trains."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> CostReport:
+        """Builds the network once, to measure it. Raises `UserError` where it cannot be counted."""
+        source, settings = plan.dataset, plan.settings
+        check_range("federation.clients", settings.federation.clients, high=source.effective_train_size)
+        network = build_model(plan, source.channels, source.image_size, source.classes)
+        shape = (source.channels, source.image_size, source.image_size)
+        space, active = ParameterSpace.of(network), None
+        if plan.method.uses_mask:
+            density = 1 - Fraction(str(settings.sparsity))
+            active = plan.layer_sparsity.active_counts(space.shapes, density, space.names)
+        counted = NetworkCosts.of(network, shape, settings.costs.convention)
+        return cls(plan, space, counted, tuple(active or space.sizes))
+
+    @property
+    def wire(self) -> str:
+        """Type of the values in the encoded messages."""
+        return self.plan.settings.federation.wire or "fp32"
+
+    @cached_property
+    def client_sizes(self) -> list[int]:
+        """Training rows of each client, its validation rows not among them: equal shares, to within one row."""
+        source, clients = self.plan.dataset, self.plan.settings.federation.clients
+        share, rest = divmod(source.effective_train_size, clients)
+        held = [share + (client < rest) for client in range(clients)]
+        return [rows - held_out(rows, source.val_fraction) for rows in held]
+
+    @cached_property
+    def visits(self) -> Counter[tuple[int, bool]]:
+        """How many visits the run makes to clients of each size, first visits apart: the sampling replayed."""
+        seed, federation = self.plan.settings.seed, self.plan.settings.federation
+        visits: Counter[tuple[int, bool]] = Counter()
+        seen: set[int] = set()
+        for round in range(federation.rounds):
+            for client in sample_clients(seed, round, federation.clients, federation.clients_per_round):
+                visits[self.client_sizes[client], client not in seen] += 1
+                seen.add(client)
+        return visits
+
+    def visit(self, rows: int, first: bool) -> Costs:
+        """One visit to a client of so many rows, encoded bytes included."""
+        size = VisitSize(self.network, self.plan.settings.training, rows, self.active, first)
+        honest = replace(size, network=replace(self.network, convention="honest"))
+        costs, travels = (self.plan.method.visit_costs(s, self.plan.mask) for s in (size, honest))
+        return replace(costs, encoded_bytes=visit_bytes(travels, len(self.space.sizes), self.wire))
+
+    def dense_visit(self, rows: int, first: bool) -> Costs:
+        """The same visit in FedAvg."""
+        size = VisitSize(self.network, self.plan.settings.training, rows, first=first)
+        return FedAvg(name="fedavg").visit_costs(size, None)
+
+    @cached_property
+    def total(self) -> Costs:
+        """The whole run."""
+        return self._sum(self.visit)
+
+    @cached_property
+    def dense_total(self) -> Costs:
+        """The same visits in FedAvg."""
+        return self._sum(self.dense_visit)
+
+    def _sum(self, visit: Callable[[int, bool], Costs]) -> Costs:
+        return sum((visit(*kind) * times for kind, times in self.visits.items()), Costs())
+
+    @property
+    def notes(self) -> list[str]:
+        """What the figures leave open."""
+        method, partition = self.plan.method, self.plan.names["partition"]
+        notes = []
+        if partition != "iid":
+            notes.append(
+                f"partition={partition}: all clients are taken to be of equal size; "
+                "a run adds up the costs of its true ones."
+            )
+        if method.uses_sparsity and not method.uses_mask:
+            notes.append(
+                f"method={method.name} starts dense, and these are the costs of its start: "
+                "what pruning saves is only known in a run."
+            )
+        return notes
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain values: FLOPs, bytes and counts in whole numbers."""
+        total, dense = self.total, self.dense_total
+        return {
+            **{group: name for group, name in self.plan.names.items() if group != "hardware"},
+            "sparsity": self.plan.settings.sparsity,
+            "convention": self.network.convention,
+            "wire": self.wire,
+            "visits": self.visits.total(),
+            "forward_flops": {
+                "dense": self.network.forward_flops(),
+                "sparse": self.network.forward_flops(self.active),
+            },
+            "train_flops": total.train_flops,
+            "search_flops": total.search_flops,
+            "total_flops": total.flops,
+            "dense_total_flops": dense.flops,
+            "traffic_bytes": {
+                "down": total.down_bytes,
+                "up": total.up_bytes,
+                "masks": total.mask_bytes,
+                "total": total.traffic_bytes,
+                "encoded": total.encoded_bytes,
+                "dense_total": dense.traffic_bytes,
+            },
+            "parameters": {"total": self.space.total, "active": sum(self.active)},
+            "tensors": self.tensors,
+            "notes": self.notes,
+        }
+
+    @property
+    def tensors(self) -> list[dict[str, Any]]:
+        """Each tensor: its share of the active parameters and of the forward FLOPs of a sample."""
+        columns = (self.space.names, self.space.shapes, self.space.sizes, self.active)
+        return [
+            {
+                "name": name,
+                "shape": list(shape),
+                "parameters": size,
+                "active": active,
+                "density": active / size,
+                "flops": flops * active,
+            }
+            for name, shape, size, active, flops in zip(*columns, self.network.flops_per_active, strict=True)
+        ]
+
+
+def show(report: CostReport) -> RenderableType:
+    """The report for people."""
+    from rich.console import Group
+    from rich.text import Text
+
+    federation = report.plan.settings.federation
+    title = f"{report.plan.settings.name}: {report.visits.total():,} visits in {federation.rounds:,} rounds"
+    notes = [Text(note) for note in report.notes]
+    return Group(Text(title, style="bold"), "", _tensor_table(report), "", _cost_table(report), "", *notes)
+
+
+def _tensor_table(report: CostReport) -> Table:
+    table = _table("tensor", "shape", "active", "density", "FLOPs a sample")
+    for tensor in report.tensors:
+        shape = "x".join(map(str, tensor["shape"]))
+        density = f"{tensor['density']:.3f}"
+        table.add_row(tensor["name"], shape, f"{tensor['active']:,}", density, show_flops(tensor["flops"]))
+    active, total = sum(report.active), report.space.total
+    flops = show_flops(report.network.forward_flops(report.active))
+    table.add_section()
+    table.add_row("all", "", f"{active:,}", f"{active / total:.3f}", flops)
+    table.add_row("dense", "", f"{total:,}", "1.000", show_flops(report.network.forward_flops()))
+    return table
+
+
+def _cost_table(report: CostReport) -> Table:
+    largest = max(report.client_sizes)
+    visit, total, dense = report.visit(largest, first=False), report.total, report.dense_total
+    table = _table(f"costs ({report.network.convention})", "a visit", "the run", "dense", "saved")
+
+    def row(title: str, show: Callable[[float], str], cost: Callable[[Costs], int], rival: int | None) -> None:
+        saved = f"{100 * (1 - cost(total) / rival):z.1f} %" if rival else ""
+        table.add_row(title, show(cost(visit)), show(cost(total)), "" if rival is None else show(rival), saved)
+
+    row("FLOPs", show_flops, lambda costs: costs.flops, dense.flops)
+    row("  training", show_flops, lambda costs: costs.train_flops, None)
+    row("  mask search", show_flops, lambda costs: costs.search_flops, None)
+    row("traffic", show_bytes, lambda costs: costs.traffic_bytes, dense.traffic_bytes)
+    row("  values down", show_bytes, lambda costs: costs.down_bytes, None)
+    row("  values up", show_bytes, lambda costs: costs.up_bytes, None)
+    row("  masks", show_bytes, lambda costs: costs.mask_bytes, None)
+    row(f"encoded ({report.wire})", show_bytes, lambda costs: costs.encoded_bytes, dense.traffic_bytes)
+    return table
+
+
+def _table(*titles: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in titles:
+        table.add_column(title, justify="left" if title == titles[0] else "right", no_wrap=True)
+    return table

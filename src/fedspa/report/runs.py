@@ -1,0 +1,196 @@
+"""Reading finished runs: their folders, or the tracking store, whose artifacts are the same files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedspa.errors import UserError
+from fedspa.records import KINDS
+from fedspa.tracking.mlflow_store import flat_params, store_uri
+
+Columns = dict[str, np.ndarray]
+"""A CSV file by column: float64 [rows], NaN where it is blank."""
+
+NEEDED = ("method", "mask", "dataset", "model", "partition", "sparsity", "seed", "rounds", "clients")
+"""What every summary says of its run."""
+
+
+SET_ASIDE = "set_aside"
+"""A sweep's folder of runs that a new one took the place of."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run."""
+
+    name: str
+    folder: Path
+    summary: dict[str, Any]
+    settings: dict[str, str]
+    """The config, flat: values by dotted key, as one would type them."""
+    rounds: Columns
+    clients: Columns
+    timing: Columns
+
+    @property
+    def seed(self) -> int:
+        return int(self.summary["seed"])
+
+    @property
+    def limit(self) -> int:
+        """Its number of rounds."""
+        return int(self.summary["rounds"])
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of model that it tested at its end, in the order of `KINDS`."""
+        return tuple(kind for kind in KINDS if self.summary["accuracy"].get(kind))
+
+    def curve(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
+        """The rounds in which models of that kind were tested, and their mean accuracy in percent."""
+        accuracy = self.rounds.get(f"{kind}_accuracy_mean", np.full(len(self.rounds["round"]), np.nan))
+        tested = ~np.isnan(accuracy)
+        return self.rounds["round"][tested], accuracy[tested]
+
+    @cached_property
+    def label_counts(self) -> np.ndarray:
+        """float64 [clients, classes]: training images."""
+        names = sorted((name for name in self.clients if name.startswith("label_")), key=lambda n: int(n[6:]))
+        return np.stack([self.clients[name] for name in names], axis=1)
+
+    @cached_property
+    def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Name and shape of each parameter tensor, in the order of the masks' bits; empty for an older run."""
+        path = self.folder / "tensors.csv"
+        if not path.is_file():
+            return []
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        return [(row["tensor"], tuple(int(side) for side in row["shape"].split("x") if side)) for row in rows]
+
+    @property
+    def has_masks(self) -> bool:
+        return (self.folder / "masks.safetensors").is_file() and bool(self.tensors)
+
+    def masks(self) -> tuple[list[int], np.ndarray]:
+        """The clients that have a mask, and their masks: uint8 [clients, bytes], a bit a parameter."""
+        from safetensors.numpy import load_file
+
+        masks = {int(client): bits for client, bits in load_file(self.folder / "masks.safetensors").items()}
+        clients = sorted(masks)
+        return clients, np.stack([masks[client] for client in clients])
+
+
+@dataclass(frozen=True)
+class Found:
+    """Runs, and what was left out: (where, why)."""
+
+    runs: list[Run]
+    left_out: list[tuple[str, str]]
+
+
+def read_runs(folders: Mapping[str, Path]) -> Found:
+    """Read the runs of these folders, by name. Raises `UserError` where not one can be read."""
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError  # type: ignore[import-untyped]
+
+    runs: list[Run] = []
+    left_out: list[tuple[str, str]] = []
+    for name, folder in folders.items():
+        if not (folder / "summary.json").is_file():
+            left_out.append((name, "it has no summary.json, so it has not finished"))
+            continue
+        try:
+            runs.append(_read(name, folder))
+        except KeyError as error:
+            left_out.append((name, f"it lacks {error}"))
+        except (OSError, ValueError, TypeError, YAMLError, OmegaConfBaseException) as error:
+            left_out.append((name, str(error).splitlines()[0]))
+    if not runs:
+        where, why = left_out[0]
+        raise UserError(f"None of the {len(left_out)} runs found can be reported: {where}: {why}.")
+    return Found(runs, left_out)
+
+
+def folders_under(root: Path) -> dict[str, Path]:
+    """Every run's folder at or below `root`, by its path from there; but none that a sweep has set aside.
+
+    Raises `UserError` where there is none.
+    """
+    found = {
+        os.path.relpath(folder, root) if Path(folder) != root else root.name: Path(folder)
+        for folder, _, files in sorted(os.walk(root))
+        if ("config.yaml" in files or "summary.json" in files) and SET_ASIDE not in Path(folder).parts
+    }
+    if not found:
+        raise UserError(f"{root} holds no run: a run's folder has a config.yaml and, once finished, a summary.json.")
+    return found
+
+
+def folders_in_store(condition: str) -> dict[str, Path]:
+    """The artifacts of the tracking store's runs that meet MLflow's filter, oldest first.
+
+    Raises `UserError` where the filter cannot be read or meets none.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    from mlflow import MlflowClient
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    uri = store_uri()
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        raise UserError(f"runs={condition}: there is no such folder, and no tracking store at {uri}.")
+    client = MlflowClient(tracking_uri=uri)
+    try:
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        runs: list[Any] = []
+        page: str | None = None
+        while page != "":
+            part = client.search_runs(experiments, condition, order_by=["start_time"], page_token=page)
+            runs, page = [*runs, *part], part.token or ""
+    except MlflowException as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UserError(f"runs={condition} is neither a folder nor a filter of MLflow: {reason}.") from error
+    folders = {}
+    for run in runs:
+        if client.list_artifacts(run.info.run_id):  # a sweep's parent run has none
+            path = download_artifacts(run_id=run.info.run_id, tracking_uri=uri)  # a local store's own folder
+            folders[f"{run.info.run_name} ({run.info.run_id[:8]})"] = Path(path)
+    if not folders:
+        raise UserError(f"runs={condition} finds no run with files in the tracking store {uri}.")
+    return folders
+
+
+def _read(name: str, folder: Path) -> Run:
+    from omegaconf import OmegaConf
+
+    summary = json.loads((folder / "summary.json").read_text())
+    missing = [key for key in (*NEEDED, "accuracy", "traffic_bytes", "flops") if key not in summary]
+    if missing:
+        raise ValueError(f"its summary.json lacks {', '.join(missing)}")
+    config: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    rounds = _columns(folder / "rounds.csv")
+    if not len(rounds["round"]):
+        raise ValueError("its rounds.csv is empty")
+    return Run(
+        name, folder, summary, flat_params(config), rounds,
+        clients=_columns(folder / "clients.csv"), timing=_columns(folder / "timing.csv"),
+    )  # fmt: skip
+
+
+def _columns(path: Path) -> Columns:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+        names = list(rows[0]) if rows else ["round"]
+    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}

@@ -1,0 +1,20 @@
+"""Costs as people read them."""
+
+from __future__ import annotations
+
+
+def show_bytes(count: float) -> str:
+    """Decimal units, as the paper's GB: 369200000000 is 369.2 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def show_flops(count: float) -> str:
+    """1.729e16, with the exponent as people write it."""
+    if not count:
+        return "0"
+    mantissa, exponent = f"{count:.3e}".split("e")
+    return f"{mantissa}e{int(exponent)}"

@@ -1,0 +1,336 @@
+"""A report's tables in every format, the paper's values, the page, and the command line."""
+
+from __future__ import annotations
+
+import csv
+import html
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_runs import make_run
+
+from fedspa.errors import UserError
+from fedspa.paths import project_root
+from fedspa.report import tables
+from fedspa.report.formats import Cell, Column, Table, html_table, latex, markdown
+from fedspa.report.options import parse
+from fedspa.report.page import make_report, write_report
+from fedspa.report.paper import paper_tables, printed, printed_values
+from fedspa.report.results import write_results
+from fedspa.report.runs import folders_under, read_runs
+from fedspa.report.study import Study, make_study
+
+
+def study_of(root: Path) -> Study:
+    return make_study("small", read_runs(folders_under(root)))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Study:
+    """DST with two seeds and FedAvg with both on Dirichlet 0.3; on IID only FedAvg, with one seed."""
+    dst = {"traffic": 3e6, "flops": 2e9}
+    make_run(tmp_path / "d0", {"global": [40, 60], "personal": [50, 71], "local": [72, 80]}, seed=0, **dst)
+    make_run(tmp_path / "d1", {"global": [40, 62], "personal": [50, 69], "local": [60, 82]}, seed=1, visited=3, **dst)
+    dense = {"method": "fedavg", "mask": "none", "sparsity": 0.0, "traffic": 6e6, "flops": 4e9}
+    make_run(tmp_path / "f0", {"global": [60, 70], "local": [60, 81.04]}, seed=0, **dense)
+    make_run(tmp_path / "f1", {"global": [60, 74], "local": [60, 81]}, seed=1, **dense)
+    make_run(tmp_path / "fi", {"global": [60, 90], "local": [60, 91]}, partition={"name": "iid"}, **dense)
+    return study_of(tmp_path)
+
+
+def texts(table: Table) -> dict[str, list[str]]:
+    return {label: [cell.text for cell in cells] for label, cells in table.rows}
+
+
+# Tables
+
+
+def test_the_main_table_shows_every_kind_and_what_is_missing(small: Study) -> None:
+    [table] = tables.main_tables(small)
+    kinds = ["global, %", "personal, %", "local, %", "traffic, MB", "FLOPs, 1e9"]
+    assert [(column.group, column.name) for column in table.columns] == [
+        (group, name) for group in ("IID", "Dirichlet 0.3") for name in kinds
+    ]
+    assert texts(table) == {
+        "FedSpa (DST)": ["missing"] * 5 + ["61.0 \u00b1 1.0", "70.0 \u00b1 1.0", "81.0 \u00b1 1.0 (3/4)", "3.0", "2.0"],
+        "FedAvg": ["90.0 [1 seed]", "\u2013", "91.0 [1 seed]", "6.0", "4.0"]
+        + ["72.0 \u00b1 2.0", "\u2013", "81.0 \u00b1 0.0", "6.0", "4.0"],
+    }
+    assert "local: a client\u2019s weights right after its last training" in table.caption
+
+
+def test_the_best_is_bold_and_equal_looks_are_equal(small: Study) -> None:
+    dst, fedavg = markdown(tables.main_tables(small)[0]).splitlines()[2:]
+    assert dst.startswith("| FedSpa (DST) | missing |")
+    assert "| 61.0 \u00b1 1.0 | 70.0 \u00b1 1.0 | **81.0 \u00b1 1.0 (3/4)** | **3.0** | **2.0** |" in dst
+    assert "| **72.0 \u00b1 2.0** | \u2013 | **81.0 \u00b1 0.0** | 6.0 | 4.0 |" in fedavg  # 81.02 looks the same
+
+
+def test_rounds_to_an_accuracy_stand_under_their_kind(small: Study) -> None:
+    found = {table.name: texts(table) for table in tables.rounds_tables(small)}
+    assert sorted(found) == ["rounds-digits-global", "rounds-digits-local", "rounds-digits-personal"]
+    assert found["rounds-digits-local"]["FedSpa (DST)"] == ["missing", "missing", "1.5 \u00b1 0.5", ">2"]
+    assert found["rounds-digits-personal"] == {"FedSpa (DST)": [">2 (1/2)", ">2"]}
+    assert found["rounds-digits-global"]["FedAvg"] == ["2.0 [1 seed]", "2.0 [1 seed]", "2.0 \u00b1 0.0", ">2"]
+    [column] = tables.rounds_tables(small, [81.0])[-1].columns[:1]
+    assert column.name == "81 %"
+
+
+def test_rounds_to_a_rivals_best(small: Study) -> None:
+    [table] = tables.rival_tables(small)
+    assert [column.name for column in table.columns[2:]] == [
+        "FedAvg global, 72.0 % in round 2.0", "FedAvg local, 81.0 % in round 2.0",
+    ]  # fmt: skip
+    found = {label: cells[2:] for label, cells in texts(table).items()}
+    assert found["FedSpa (DST), local"] == ["1.5 (\u221225 %)", ">2 (1/2)"]  # 70 % in round 1, 74 % in round 2
+    assert found["FedSpa (DST), global"] == [">2", ">2"]
+    assert found["FedAvg, global"] == ["2.0 (\u00b10 %)", ">2"]
+
+
+def test_wall_time_of_a_visit(small: Study) -> None:
+    table = tables.time_table(small)
+    assert table and texts(table)["FedSpa (DST)"][3:] == [
+        "0.200 \u00b1 0.000", "0.050 \u00b1 0.000", "25.0 \u00b1 0.0 %",
+    ]  # fmt: skip
+    assert texts(table)["FedAvg"][:3] == ["0.200", "\u2013", "\u2013"]
+
+
+def test_units_are_the_papers_where_costs_are_so_large() -> None:
+    assert tables.traffic_unit(369.2e9) == (1e9, "GB")
+    assert tables.traffic_unit(21e6) == (1e6, "MB")
+    assert tables.flops_unit(172.9e14) == (1e14, "1e14")
+    assert tables.flops_unit(9e13) == (1e12, "1e12")
+    assert tables.flops_unit(254.1e9) == (1e9, "1e9")
+
+
+def example() -> Table:
+    columns = [Column("A_1", "acc", "high"), Column("A_1", "GB", "low"), Column("B", "acc", "high")]
+    rows = [
+        ("a=x_y", [Cell("1.0 \u00b1 0.1", 1.0), Cell("5", 5), Cell("missing")]),
+        ("50 % & more", [Cell("2.0 \u00b1 0.1", 2.0), Cell("5", 5), Cell(">9", 1)]),
+    ]
+    return Table("example", "Example", "100 % honest", columns, rows)
+
+
+def test_markdown() -> None:
+    assert markdown(example()).splitlines() == [
+        "|  | A_1: acc | A_1: GB | B: acc |",
+        "| --- | ---: | ---: | ---: |",
+        r"| a=x\_y | 1.0 " + "\u00b1 0.1 | **5** | missing |",
+        "| 50 % & more | **2.0 \u00b1 0.1** | **5** | \\>9 |",  # the one ranked cell of a column is no best
+    ]
+
+
+def test_latex() -> None:
+    assert latex(example()) == r"""\begin{table}
+\centering
+\caption{Example. 100 \% honest}
+\label{tab:example}
+\begin{tabular}{lrrr}
+\toprule
+ & \multicolumn{2}{c}{A\_1} & \multicolumn{1}{c}{B} \\
+\cmidrule(lr){2-3} \cmidrule(lr){4-4}
+ & acc & GB & acc \\
+\midrule
+a=x\_y & 1.0 $\pm$ 0.1 & \textbf{5} & missing \\
+50 \% \& more & \textbf{2.0 $\pm$ 0.1} & \textbf{5} & $>$9 \\
+\bottomrule
+\end{tabular}
+\end{table}
+"""
+
+
+def test_html() -> None:
+    text = html_table(example())
+    assert '<th colspan="2">A_1</th>' in text
+    assert "<td><b>2.0 \u00b1 0.1</b></td>" in text
+    assert '<td class="missing">missing</td>' in text
+    assert "50 % &amp; more" in text
+
+
+def test_results_have_all_digits(small: Study, tmp_path: Path) -> None:
+    write_results(tmp_path / "results.csv", small)
+    with (tmp_path / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+
+    def cells(split: str, method: str, quantity: str, kind: str = "", target: str = "") -> list[tuple[str, ...]]:
+        wanted = {"split": split, "method": method, "quantity": quantity, "kind": kind, "target": target}
+        return [
+            (row["mean"], row["std"], row["seeds"], row["reached"])
+            for row in rows
+            if all(row[key] == value for key, value in wanted.items())
+        ]
+
+    [local] = cells("Dirichlet 0.3", "fedavg", "accuracy", "local")
+    assert float(local[0]) == pytest.approx(81.02) and local[2] == "2"
+    assert cells("Dirichlet 0.3", "fedspa", "traffic") == [("3000000.0", "0.0", "2", "")]
+    assert cells("Dirichlet 0.3", "fedspa", "rounds_to", "personal", "70") == [("", "", "2", "1")]
+    assert cells("Dirichlet 0.3", "fedspa", "rounds_to_best_of", "local", "FedAvg global") == [("1.5", "0.5", "2", "2")]
+    assert cells("IID", "fedspa", "accuracy") == [("", "", "0", "")]
+
+
+# The paper
+
+
+def paper_run(folder: Path, curves: dict[str, list[float]], **changes: object) -> Path:
+    facts = {
+        "dataset": "cifar10", "model": "vgg11", "partition": {"name": "dirichlet", "gamma": 0.3}, "clients": 100,
+        "rounds": 1000, "traffic": 369.2e9, "flops": 173.5e14, "layer_sparsity": {"name": "erk"},
+    }  # fmt: skip
+    return make_run(folder, curves, **(facts | changes))  # type: ignore[arg-type]
+
+
+def test_the_papers_tables_are_complete() -> None:
+    with (project_root() / "src" / "fedspa" / "report" / "paper.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    counts = {name: sum(row["table"] == name for row in rows) for name in {row["table"] for row in rows}}
+    assert counts == {
+        "main": 7 * 9 * 3,  # methods x data settings x (accuracy, traffic, FLOPs)
+        "rounds": 6 * 3 * 3 * 2,  # methods x partitions x targets x data sets; Local is not in it
+        "sparsity": 5 * 3 * 3,
+        "layer_sparsity": 2 * 3 * 3,
+    }
+    vgg = ("cifar10", "vgg11", "dirichlet", "0.3")
+    values = printed_values()
+    assert values[*vgg, "fedspa", "dst", "0.5", "erk", "accuracy", ""].text == "88.2 \u00b1 0.4"
+    assert values[*vgg, "fedavg", "none", "0", "", "rounds_to", "70"].text == "241.0 \u00b1 3.7"
+    assert values[*vgg, "subfedavg", "none", "0.5", "", "rounds_to", "80"].text == ">1000"
+    assert values[*vgg, "local", "none", "0", "", "traffic", ""].text == "\u2013"
+    resnet = ("cifar100", "resnet18", "iid", "", "fedspa", "dst")
+    assert values[*resnet, "0.8", "erk", "accuracy", ""].text == "32.0 \u00b1 0.7"
+    assert values[*resnet, "0.5", "uniform", "flops", ""].unit == "1e16"
+    assert values[*resnet, "0.5", "erk", "flops", ""].text == "705.1"  # of the main table, not 7.1 x 1e16
+
+
+def test_a_cell_matches_by_method_data_and_sparsity(tmp_path: Path) -> None:
+    curves = {"local": [80.0]}
+    changes: dict[str, dict[str, object]] = {
+        "same": {},
+        "model": {"model": "lenet5"},
+        "clients": {"clients": 20},
+        "sparsity": {"sparsity": 0.4},
+        "gamma": {"partition": {"name": "dirichlet", "gamma": 0.4}},
+        "uniform": {"layer_sparsity": {"name": "uniform"}},
+        "initial": {"mask": "dst", "mask.initial": "different"},
+        "cut": {"dataset_rows": 1},
+    }
+    for name, change in changes.items():
+        paper_run(tmp_path / name, curves, **{key: value for key, value in change.items() if "." not in key})
+    config = tmp_path / "initial" / "config.yaml"
+    config.write_text(config.read_text().replace("mask:\n  name: dst", "mask:\n  name: dst\n  initial: different"))
+    config = tmp_path / "cut" / "config.yaml"
+    config.write_text(config.read_text().replace("train_rows: null", "train_rows: 6000"))
+    matched = {run.name: printed(run, "accuracy") is not None for run in read_runs(folders_under(tmp_path)).runs}
+    assert matched == {name: name == "same" for name in changes}
+
+
+def test_ours_stand_beside_the_papers_with_the_difference(tmp_path: Path) -> None:
+    for seed, local in ((0, 87.0), (1, 88.0)):
+        paper_run(tmp_path / str(seed), {"global": [60.0, 70.0], "local": [70.0, local]}, seed=seed)
+    final, rounds = paper_tables(study_of(tmp_path))
+    assert [column.name for column in final.columns] == ["paper", "global", "local", "paper", "ours", "paper", "ours"]
+    assert texts(final)["FedSpa (DST)"] == [
+        "88.2 \u00b1 0.4", "70.0 \u00b1 0.0 (\u221218.2)", "87.5 \u00b1 0.5 (\u22120.7)",
+        "369.2", "369.2 \u00b1 0.0 (+0.0)", "173.5", "173.5 \u00b1 0.0 (+0.0)",
+    ]  # fmt: skip
+    assert texts(rounds)["FedSpa (DST)"] == [
+        "164.3 \u00b1 5.0", "2.0 \u00b1 0.0 (\u2212162.3)", "1.0 \u00b1 0.0 (\u2212163.3)",
+    ]  # fmt: skip
+
+
+def test_a_shorter_run_has_no_final_difference(tmp_path: Path) -> None:
+    paper_run(tmp_path / "run", {"local": [70.0]}, rounds=300)
+    final, rounds = paper_tables(study_of(tmp_path), [70])
+    assert texts(final)["FedSpa (DST)"][:2] == ["88.2 \u00b1 0.4", "70.0"]
+    assert "Ours ran 300 rounds, the paper\u2019s 1000" in final.caption
+    assert texts(rounds)["FedSpa (DST)"][1] == "1.0 (\u2212163.3)"
+
+
+# The page
+
+
+def test_the_page_needs_nothing_else(small: Study, tmp_path: Path) -> None:
+    small.left_out.append(("torn", "its summary.json cannot be read"))
+    report = make_report(small, beside_paper=True)
+    assert [picture.title.removeprefix("Digits, Dirichlet 0.3: ") for picture in report.pictures[4:]] == [
+        "accuracy by round", "accuracy against traffic", "accuracies of the clients", "wall time of a visit",
+    ]  # fmt: skip
+    drawn = [report.pictures[3], report.pictures[7]]  # saving them all would take seconds
+    text = write_report(replace(report, pictures=drawn), small, tmp_path / "out").read_text()
+    assert re.findall(r'(?:src|href)="(?!data:)', text) == []
+    assert not re.findall(r"https?://|@import|url\(|<script|<link", text)
+    assert "torn: its summary.json cannot be read." in text
+    assert "No cell of this study is one of the paper\u2019s" in text
+    for item in (*report.tables, *drawn):
+        assert f"<h3>{item.title}</h3>" in text and f"<p>{html.escape(item.caption)}</p>" in text
+    assert text.count("<img ") == 2
+    files = {file.relative_to(tmp_path / "out").as_posix() for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    assert files >= {"index.html", "report.md", "tables.tex", "results.csv", "figures/time-digits-iid.svg"}
+    links = re.findall(r"\]\((.*?)\)", (tmp_path / "out" / "report.md").read_text())
+    assert links and all((tmp_path / "out" / link).is_file() for link in links)
+
+
+def test_the_same_study_gives_the_same_page(small: Study, tmp_path: Path) -> None:
+    def page(name: str) -> bytes:
+        report = make_report(small)
+        return write_report(replace(report, pictures=report.pictures[2:3]), small, tmp_path / name).read_bytes()
+
+    assert page("a") == page("b")
+
+
+def test_masks_are_drawn_where_runs_kept_them(tmp_path: Path) -> None:
+    kept = {"0": [1, 1, 1, 0, 0, 0, 1, 1], "1": [1, 1, 0, 1, 0, 0, 1, 1], "2": [0, 0, 0, 1, 1, 1, 1, 1]}
+    make_run(tmp_path / "run", {"local": [1]}, masks=kept)
+    pictures = {picture.title: picture.caption for picture in make_report(study_of(tmp_path)).pictures}
+    assert "FedSpa (DST): r = " in pictures["Digits, Dirichlet 0.3: do alike clients find alike masks?"]
+    assert "Digits, Dirichlet 0.3: density by layer" in pictures
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["swep=main"], "swep is not an option: did you mean sweep?"),
+        (["main"], "an option is written as key=value"),
+        (["paper=true"], "either sweep=<name> or runs="),
+        (["sweep=a", "runs=b"], "either sweep=<name> or runs="),
+        (["sweep="], "sweep= has no value"),
+        (["sweep=no_such_sweep"], "sweep=no_such_sweep is not known"),
+        (["runs=nowhere"], "runs=nowhere is no folder"),
+        (["runs=.", "paper=yes"], "paper=yes is not true or false"),
+        (["runs=.", "targets=a"], "targets=a is not a list of numbers"),
+        (["runs=.", "targets=700"], "targets=700.0 is out of range"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments: list[str], sentence: str) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        parse(arguments)
+
+
+def test_options_are_read(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    options = parse([f"runs={tmp_path / 'mine'}", "paper=true", "targets=[80,70]"])
+    assert (options.name, options.paper, options.targets) == ("mine", True, (70, 80))
+    assert options.out == project_root() / "outputs" / "reports" / "mine"
+    assert parse(["runs=tags.method = 'fedspa'"]).source == "tags.method = 'fedspa'"
+
+
+def test_the_command_writes_a_report_without_torch(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "a", {"global": [10, 20]})
+    (make_run(tmp_path / "runs" / "b", {"global": [10, 20]}) / "summary.json").unlink()
+    script = project_root() / "src" / "report.py"
+    code = f"import runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, {str(script.parent)!r})\n"
+    code += "try: runpy.run_path(sys.argv[0], run_name='__main__')\nfinally: print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, str(script), f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'out'}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert "Left out: b: it has no summary.json, so it has not finished." in done.stdout
+    assert f"The report is {tmp_path / 'out' / 'index.html'}" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False"
+    failed = subprocess.run([sys.executable, str(script), "sweep=x"], capture_output=True, text=True)
+    assert failed.returncode == 2 and failed.stderr.startswith("Error: sweep=x is not known")

@@ -1,0 +1,207 @@
+"""Reading runs, arranging them in a grid, and the numbers of its cells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from report_runs import make_run
+
+from fedspa.errors import UserError
+from fedspa.report import masks, measures
+from fedspa.report.measures import OverSeeds
+from fedspa.report.runs import Run, folders_in_store, folders_under, read_runs
+from fedspa.report.study import Study, make_study, varied_settings
+
+
+def study_of(root: Path) -> Study:
+    return make_study("study", read_runs(folders_under(root)))
+
+
+def run_of(folder: Path) -> Run:
+    return read_runs({"run": folder}).runs[0]
+
+
+# Reading
+
+
+def test_a_run_reads_back(tmp_path: Path) -> None:
+    run = run_of(make_run(tmp_path / "run", {"global": [10, 1 / 3], "local": [float("nan"), 50]}))
+    assert run.curve("global")[1].tolist() == [10, 1 / 3]
+    assert [list(column) for column in run.curve("local")] == [[2], [50]]
+    assert run.curve("personal")[0].tolist() == []
+    assert run.kinds == ("global", "local")
+    assert run.settings["dataset.name"] == "digits"
+    assert run.label_counts.tolist() == [[4, 0], [4, 0], [0, 4], [2, 2]]
+    assert run.tensors == [("z", (2, 3)), ("a", (2,))]
+    assert not run.has_masks
+
+
+def test_runs_that_cannot_be_read_are_named_and_left_out(tmp_path: Path) -> None:
+    make_run(tmp_path / "good", {"global": [10]})
+    (make_run(tmp_path / "unfinished", {"global": [10]}) / "summary.json").unlink()
+    (make_run(tmp_path / "torn", {"global": [10]}) / "summary.json").write_text('{"method": ')
+    (make_run(tmp_path / "other", {"global": [10]}) / "summary.json").write_text("{}")
+    (make_run(tmp_path / "bare", {"global": [10]}) / "clients.csv").unlink()
+    make_run(tmp_path / "set_aside" / "old-1", {"global": [10]})
+    found = read_runs(folders_under(tmp_path))
+    assert [run.name for run in found.runs] == ["good"]
+    reasons = dict(found.left_out)
+    assert sorted(reasons) == ["bare", "other", "torn", "unfinished"]
+    assert "has not finished" in reasons["unfinished"]
+    assert "lacks method, mask" in reasons["other"]
+    assert "clients.csv" in reasons["bare"]
+
+
+def test_nothing_to_report_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no run"):
+        folders_under(tmp_path)
+    (make_run(tmp_path / "run", {"global": [10]}) / "summary.json").unlink()
+    with pytest.raises(UserError, match="None of the 1 runs found can be reported: run: it has no summary.json"):
+        read_runs(folders_under(tmp_path))
+
+
+def test_runs_are_found_in_the_tracking_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/store.db")
+    with pytest.raises(UserError, match="no tracking store"):
+        folders_in_store("tags.method = 'fedspa'")
+    client = MlflowClient()
+    experiment = client.create_experiment("fedspa", artifact_location=(tmp_path / "artifacts").as_uri())
+    for method in ("fedspa", "fedavg"):
+        stored = client.create_run(experiment, tags={"method": method}, run_name=method)
+        client.log_artifacts(stored.info.run_id, str(make_run(tmp_path / method, {"global": [42]}, method=method)))
+    client.create_run(experiment, tags={"method": "fedspa"}, run_name="a parent without files")
+    found = read_runs(folders_in_store("tags.method = 'fedspa'"))
+    assert [(run.summary["method"], run.curve("global")[1].tolist()) for run in found.runs] == [("fedspa", [42])]
+    assert found.runs[0].name.startswith("fedspa (")
+    with pytest.raises(UserError, match="nor a filter of MLflow"):
+        folders_in_store("method like dst")
+    with pytest.raises(UserError, match="finds no run"):
+        folders_in_store("tags.method = 'ditto'")
+
+
+# Arranging
+
+
+def test_rows_are_methods_and_settings_are_data_in_the_papers_order(tmp_path: Path) -> None:
+    for method, mask in (("local", "none"), ("fedavg", "none"), ("fedspa", "rsm"), ("fedspa", "dst")):
+        for name, gamma in (("dirichlet", 0.3), ("dirichlet", 0.5), ("iid", None)):
+            partition = {"name": name} | ({"gamma": gamma} if gamma else {})
+            folder = tmp_path / f"{method}-{mask}-{name}-{gamma}"
+            make_run(folder, {"local": [1]}, method=method, mask=mask, partition=partition, dataset="cifar10")
+    study = study_of(tmp_path)
+    assert [row.label for row in study.rows] == ["FedSpa (DST)", "FedSpa (RSM)", "FedAvg", "Local"]
+    assert [setting.label for setting in study.settings] == [
+        "CIFAR-10, IID", "CIFAR-10, Dirichlet 0.5", "CIFAR-10, Dirichlet 0.3",
+    ]  # fmt: skip
+    assert all(len(study.runs(row, setting)) == 1 for row in study.rows for setting in study.settings)
+
+
+def test_what_was_varied_of_a_method_makes_rows(tmp_path: Path) -> None:
+    for sparsity in (0.8, 0.2):
+        for seed in (1, 0):
+            make_run(
+                tmp_path / f"{sparsity}-{seed}", {"local": [1]}, sparsity=sparsity, seed=seed,
+                method="subfedavg", mask="none", training={"lr": 0.1}, alias={"sparsity": sparsity},
+            )  # fmt: skip
+    make_run(tmp_path / "other", {"local": [1]}, training={"lr": 0.2})
+    study = study_of(tmp_path)
+    assert [row.label for row in study.rows] == [
+        "FedSpa (DST)", "Sub-FedAvg sparsity=0.2", "Sub-FedAvg sparsity=0.8",
+    ]  # fmt: skip
+    assert [run.seed for run in study.runs(study.rows[1], study.settings[0])] == [0, 1]
+    assert varied_settings(study.all_runs)["training.lr"] == ["0.1", "0.2"]
+
+
+def test_options_are_named_as_one_types_them(tmp_path: Path) -> None:
+    for name in ("erk", "uniform"):
+        for clients in (10, 20):
+            config = {"layer_sparsity": {"name": name}, "federation": {"clients": clients, "wire": "fp32"}}
+            make_run(tmp_path / f"{name}{clients}", {"local": [1]}, **config)
+    study = study_of(tmp_path)
+    names = ["erk", "uniform"]
+    assert [row.label for row in study.rows] == [f"FedSpa (DST) layer_sparsity={name}" for name in names]
+    assert [setting.split for setting in study.settings] == [
+        "Dirichlet 0.3 federation.clients=10", "Dirichlet 0.3 federation.clients=20",
+    ]  # fmt: skip
+
+
+def test_a_repeated_run_is_left_out_and_an_unknown_method_keeps_its_name(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", {"local": [1]}, method="mine", mask="none")
+    make_run(tmp_path / "b", {"local": [2]}, method="mine", mask="none", hardware={"threads": 2})
+    study = study_of(tmp_path)
+    assert [row.label for row in study.rows] == ["mine"]
+    assert [run.name for run in study.all_runs] == ["b"]
+    assert study.left_out == [("a", "b repeats its settings and seed")]
+
+
+# Numbers
+
+
+def test_deviations_are_of_the_population() -> None:
+    assert OverSeeds((80.0, 82.0)).std == 1.0
+
+
+def test_a_race_is_over_only_when_every_seed_arrives(tmp_path: Path) -> None:
+    fast = run_of(make_run(tmp_path / "fast", {"global": [50, 70, 69]}))
+    slow = run_of(make_run(tmp_path / "slow", {"global": [50, 60, 65]}))
+    both = measures.race([fast, slow], "global", 70)
+    assert both and (both.rounds, both.reached, both.limit, both.over_seeds) == ((2, None), 1, 3, None)
+    assert measures.race([fast, slow], "local", 70) is None
+
+
+def test_a_rival_is_raced_seed_by_seed(tmp_path: Path) -> None:
+    rivals = [run_of(make_run(tmp_path / "r0", {"global": [10, 20, 30, 80, 75]}, method="fedavg", seed=0))]
+    rivals += [run_of(make_run(tmp_path / "r1", {"global": [10, 60, 40, 50, 55]}, method="fedavg", seed=1))]
+    runs = [run_of(make_run(tmp_path / "0", {"local": [50, 90, 90, 90, 90]}, seed=0))]
+    runs += [run_of(make_run(tmp_path / "1", {"local": [61, 61, 61, 61, 61]}, seed=1))]
+    runs += [run_of(make_run(tmp_path / "2", {"local": [0, 0, 0, 0, 0]}, seed=2))]
+    found = measures.rival_race(runs, "local", rivals, "global")
+    assert found and found.race.rounds == (2, 1)  # 80 % in round 2, 60 % in round 1; seed 2 has no rival
+    assert found.rival_rounds.values == (4, 2)
+    assert found.change == pytest.approx(-50)
+
+
+def test_seconds_are_those_of_one_visit(tmp_path: Path) -> None:
+    run = run_of(make_run(tmp_path / "run", {"local": [1, 2, 3]}))  # two visits a round
+    assert measures.seconds_a_visit([run], "train") == OverSeeds((pytest.approx(0.2),))
+    assert measures.seconds_a_visit([run], "search") == OverSeeds((pytest.approx(0.05),))
+
+
+# Masks: z has six weights, a has two
+
+ALIKE = {
+    "0": [1, 1, 1, 0, 0, 0, 1, 1],
+    "1": [1, 1, 1, 0, 0, 0, 1, 1],
+    "2": [0, 0, 0, 1, 1, 1, 1, 1],
+    "3": [1, 0, 0, 1, 1, 0, 1, 1],
+}
+
+
+def test_densities_follow_the_order_of_the_flat_weights(tmp_path: Path) -> None:
+    found = masks.densities(run_of(make_run(tmp_path / "run", {"local": [1]}, masks=ALIKE)))
+    assert found.tolist() == [[0.5, 1.0]] * 4
+
+
+def test_mask_overlap_against_label_similarity(tmp_path: Path) -> None:
+    found = masks.overlap(run_of(make_run(tmp_path / "run", {"local": [1]}, masks=ALIKE)))
+    assert found is not None
+    pairs = ["01", "02", "03", "12", "13", "23"]
+    assert dict(zip(pairs, found.label_similarity, strict=True)) == {
+        "01": 1, "02": 0, "03": 0.5, "12": 0, "13": 0.5, "23": 0.5,
+    }  # fmt: skip
+    assert found.mask_overlap == pytest.approx([1, 0, 1 / 5, 0, 1 / 5, 2 / 4])  # the dense tensor a does not count
+    assert found.by_chance == pytest.approx(0.25 / 0.75)
+    assert found.correlation == pytest.approx(np.corrcoef(found.label_similarity, found.mask_overlap)[0, 1])
+    assert found.p_value is not None and 0.001 <= found.p_value <= 1
+
+
+def test_equal_masks_have_no_correlation(tmp_path: Path) -> None:
+    same = dict.fromkeys("0123", ALIKE["0"])
+    found = masks.overlap(run_of(make_run(tmp_path / "run", {"local": [1]}, masks=same)))
+    assert found and found.correlation is None and found.mask_overlap.tolist() == [1] * 6
+    dense = dict.fromkeys("0123", [1] * 8)
+    assert masks.overlap(run_of(make_run(tmp_path / "dense", {"local": [1]}, masks=dense))) is None

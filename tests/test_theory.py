@@ -1,0 +1,95 @@
+"""The curves of Theorem 1, against gradients worked out apart from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from federations import engine, pack, pixels, random_images
+from torch import nn
+
+from fedspa.masks.packed import PackedMask
+from fedspa.methods.base import Visit
+from fedspa.records import Costs
+from fedspa.settings import TrainingSettings
+from fedspa.theory import TheoremCurves, distance
+from fedspa.visitor import Call
+
+IMAGES = random_images(count=9, side=2, classes=3, seed=0)
+PIXELS = pixels(IMAGES)
+ROWS = [np.array([0, 3, 4, 8]), np.array([1, 2, 5, 6, 7])]
+TOTAL = 4 * 3  # a linear layer without bias
+
+
+def vector(seed: int) -> torch.Tensor:
+    return torch.randn(TOTAL, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def mask(seed: int) -> torch.Tensor:
+    return (vector(seed) > 0).double()
+
+
+def gradient(weights: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    """Of the mean cross-entropy of all rows at once, by autograd on a bare matrix product."""
+    point = weights.clone().requires_grad_()
+    images = (IMAGES.images[rows].double().flatten(1) / 255 - 0.5) / 0.25
+    loss = nn.functional.cross_entropy(images @ point.view(3, 4).T, IMAGES.labels[rows])
+    return torch.autograd.grad(loss, point)[0]
+
+
+def visit(local: torch.Tensor, next_mask: torch.Tensor) -> Visit:
+    return Visit(
+        update=None, state=PackedMask.pack(next_mask), local=local, loss=0.0, samples=1, costs=Costs()
+    )
+
+
+def test_distance_is_the_share_of_coordinates_that_differ() -> None:
+    assert distance(pack([1, 1, 0, 0, 1]), pack([1, 0, 1, 0, 1])) == 2 / 5
+    assert distance(pack([1] * 9), pack([0] * 9)) == 1.0
+
+
+def test_the_curves_of_one_round() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False))
+    runner = engine(
+        network, PIXELS, TrainingSettings(batch_size=2)
+    )  # the whole gradient takes several batches
+    weights, local = vector(0), vector(1)
+    before, after, final = mask(2), mask(3), [mask(4), mask(5)]
+    curves = TheoremCurves(every=2)
+    curves.remember(
+        Call(round=2, client=1, first_visit=False, state=PackedMask.pack(before)),
+        weights,
+        visit(local, after),
+    )
+    curves.remember(
+        Call(round=3, client=0, first_visit=True, state=PackedMask.pack(before)), weights, visit(local, after)
+    )
+    (row,) = curves.rows(runner, ROWS, [PackedMask.pack(own) for own in final])
+
+    assert row.round == 2  # round 3 is not a multiple of 2
+    at_final = [gradient(own * weights, rows) for own, rows in zip(final, ROWS, strict=True)]
+    objective = (final[0] * at_final[0] + final[1] * at_final[1]) / 2
+    assert row.gradient_norm_sq == pytest.approx(float(objective @ objective), rel=1e-12)
+    assert row.mask_step == float((before != after).double().mean())
+    assert row.mask_to_final == float((before != final[1]).double().mean())
+
+    def ratio(point: torch.Tensor) -> float:
+        here, there = gradient(point, ROWS[1]), at_final[1]
+        numerator = (before * here - final[1] * there).square().sum()
+        return float(numerator / (here - there).square().sum())
+
+    assert row.p == pytest.approx(max(ratio(before * weights), ratio(local)), rel=1e-12)
+
+
+def test_p_is_unknown_where_the_gradient_never_moves() -> None:
+    """The mask is final already and training changed nothing: 0 / 0 is not a number worth printing."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False))
+    runner = engine(network, PIXELS, TrainingSettings(batch_size=9))
+    weights, only = vector(0), mask(2)
+    state = PackedMask.pack(only)
+    curves = TheoremCurves(every=1)
+    curves.remember(
+        Call(round=0, client=0, first_visit=True, state=state), weights, visit(only * weights, only)
+    )
+    (row,) = curves.rows(runner, ROWS, [state, state])
+    assert (row.p, row.mask_step, row.mask_to_final) == (None, 0.0, 0.0)
