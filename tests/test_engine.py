@@ -222,3 +222,20 @@ def test_predict_is_the_argmax_of_the_network_in_evaluation_mode():
 
     right = sum(int(IMAGES.labels[row]) == guess for row, guess in zip(rows, expected, strict=True))
     assert runner.training_accuracy(weights, rows) == right / 7
+
+
+def test_dropout_depends_on_the_generator_alone():
+    network = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(256, 5)).double()
+    runner = engine(network, PIXELS, TrainingSettings(batch_size=4))
+    start = runner.weights
+
+    def trained(seed: int) -> torch.Tensor:
+        torch.rand(seed + 3)  # other draws of the process in between
+        return runner.train(start, ROWS, epochs=2, learning_rate=LR, generator=source(seed)).weights
+
+    def gradient(seed: int) -> torch.Tensor:
+        torch.rand(seed + 3)
+        return runner.gradient(start, ROWS, source(seed))
+
+    for run in (trained, gradient):
+        assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))

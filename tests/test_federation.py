@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from torch import nn
 
 from fedspa.errors import UserError
 from fedspa.executor import Workers
+from fedspa.masks.base import SearchInput
 from fedspa.masks.dst import DST
 from fedspa.masks.rsm import RSM
 from fedspa.methods.ditto import Ditto
@@ -194,3 +195,23 @@ def test_divergence_is_told_in_a_sentence():
     )
     with pytest.raises(UserError, match=r"client 0 in round 1 .*diverged; lower training.lr"):
         run.run()
+
+
+def test_personal_weights_that_diverge_are_told_too():
+    ditto = Ditto(name="ditto", shared_epochs=1, personal_epochs=30, proximal=1e6)
+    with pytest.raises(UserError, match=r"in round 1 .*diverged"):
+        small(ditto).run()
+
+
+@dataclass(kw_only=True)
+class LooksTwice(RSM):
+    """Takes two gradients, as a searcher that averages over mini-batches does."""
+
+    def next_mask(self, search: SearchInput) -> torch.Tensor:
+        one, other = search.gradient(), search.gradient()
+        assert not torch.equal(one, other)
+        return search.mask
+
+
+def test_a_searcher_that_asks_for_another_gradient_gets_one_of_another_batch():
+    small(FEDSPA, LooksTwice(name="looks_twice")).run()

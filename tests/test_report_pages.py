@@ -80,6 +80,12 @@ def test_rounds_to_an_accuracy_stand_under_their_kind(small: Study) -> None:
     assert column.name == "81 %"
 
 
+def test_rounds_of_every_kind_say_how_finely_they_are_known(tmp_path: Path) -> None:
+    make_run(tmp_path / "d", {"global": [40, 60], "local": [72, 80]}, eval={"targets": [50.0], "every": 5})
+    for table in tables.rounds_tables(study_of(tmp_path)):
+        assert "Tested every 5 rounds. " in table.caption
+
+
 def test_rounds_to_a_rivals_best(small: Study) -> None:
     [table] = tables.rival_tables(small)
     assert [column.name for column in table.columns[2:]] == [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from fedspa.errors import UserError
 from fedspa.models.small_cnn import SmallCNN
 from fedspa.weights import ParameterSpace, bind
 
@@ -69,3 +71,8 @@ def test_backward_accumulates_in_the_flat_gradient():
         plain(inputs).square().sum().backward()
         assert weights.grad is gradient and gradient.abs().max() > 0
         assert torch.equal(gradient, flat(p.grad for p in plain.parameters())), times
+
+
+def test_a_network_with_buffers_is_refused_by_their_name():
+    with pytest.raises(UserError, match="keeps 1.running_mean beside its parameters"):
+        bind(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)))

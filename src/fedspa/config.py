@@ -26,6 +26,7 @@ from omegaconf.errors import (
 from fedspa.errors import UserError, nearest
 from fedspa.paths import project_root
 from fedspa.settings import Config
+from fedspa.summary import ACCURACY
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -134,6 +135,9 @@ def _check_together(plan: Plan) -> None:
         raise UserError(
             f"theory.every={plan.settings.theory.every} needs masks, which method={method} has not: set it to 0."
         )
+    if ACCURACY not in plan.metrics:
+        names = ",".join([ACCURACY, *plan.metrics])
+        raise UserError(f"metric has no {ACCURACY}, which the summary is about: use metric=[{names}].")
     path = plan.resolved["dataset"].get("path")
     if path is not None and not Path(path).exists():
         raise UserError(f"dataset.path={path} does not exist: it must be the data set's folder or file.")

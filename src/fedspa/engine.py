@@ -69,13 +69,15 @@ class EagerEngine:
             rows: int64 [n] on the CPU, the client's training rows.
             epochs: passes over the rows.
             learning_rate: of every step.
-            generator: draws the order of the rows and the augmentation; continued by later calls.
+            generator: draws the order of the rows and the augmentation; continued by later calls. Its seed is also
+                that of layers which draw for themselves, such as dropout.
             mask: [total], zeros and ones in the dtype of the weights.
             pull: a proximal pull after each step.
         """
         module = self._module
         module.start(weights, learning_rate, mask, pull)
         module.train()
+        torch.manual_seed(generator.initial_seed())
         optimizer = module.configure_optimizers()
         loss_sum = torch.zeros((), device=self.fabric.device, dtype=torch.float64)
         samples = 0
@@ -91,12 +93,14 @@ class EagerEngine:
         """Dense, unclipped gradient [total] of the mean loss of one mini-batch drawn from `rows`."""
         self._module.start(weights)
         self._module.train()
+        torch.manual_seed(generator.initial_seed())
         batch = next(self._train.epoch(rows, self.settings.batch_size, generator))
         return self._backward(batch)[1].clone()
 
     def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Dense gradient [total] of the mean loss over all `rows` (int64 [n]), without augmentation."""
         self._module.start(weights)
+        self._module.eval()
         total = torch.zeros_like(weights)
         for batch in self._train.in_order(rows, self.settings.batch_size):
             total += self._backward(batch)[1] * (len(batch.labels) / len(rows))

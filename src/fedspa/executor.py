@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import mmap
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-import torch.multiprocessing
 
 from fedspa.visitor import Call, Outcome, Visitor
 
@@ -51,16 +54,18 @@ class Workers:
     def __init__(self, visitor: Visitor, count: int, parameters: int, dtype: torch.dtype) -> None:
         """`count` processes; `parameters` and `dtype` of the global weights."""
         self._sizes = [len(rows) for rows in visitor.client_rows]
-        self._weights = torch.empty(parameters, dtype=dtype).share_memory_()
-        context = torch.multiprocessing.get_context("fork")
+        # Anonymous memory is not bounded by the size of /dev/shm, which is 64 MB in many a container.
+        self._weights = torch.frombuffer(mmap.mmap(-1, parameters * dtype.itemsize), dtype=dtype)
+        context = multiprocessing.get_context("fork")
         self._links: list[Connection] = []
         self._processes = []
         for _ in range(count):
             here, there = context.Pipe()
-            process = context.Process(target=_work, args=(visitor, self._weights, there), daemon=True)
+            self._links.append(here)
+            args = (visitor, self._weights, there, list(self._links))
+            process = context.Process(target=_work, args=args, daemon=True)
             process.start()
             there.close()
-            self._links.append(here)
             self._processes.append(process)
 
     def visits(self, calls: Sequence[Call], weights: torch.Tensor) -> Iterator[Outcome]:
@@ -80,23 +85,29 @@ class Workers:
                         busy[link] = self._send(link, waiting, calls)
             yield outcomes.pop(index)
 
-    @staticmethod
-    def _send(link: Connection, waiting: list[int], calls: Sequence[Call]) -> int:
+    def _send(self, link: Connection, waiting: list[int], calls: Sequence[Call]) -> int:
         index = waiting.pop()
-        link.send(calls[index])
+        try:
+            _send(link, calls[index])
+        except OSError as error:
+            raise self._ended_early(link) from error
         return index
 
     def _receive(self, link: Connection) -> Outcome:
         try:
-            answer = link.recv()
-        except EOFError as error:
-            code = self._processes[self._links.index(link)].exitcode
-            raise RuntimeError(
-                f"a worker process ended early (exit code {code}): out of memory? Try hardware.workers=1"
-            ) from error
+            answer = _receive(link)
+        except (EOFError, OSError) as error:
+            raise self._ended_early(link) from error
         if isinstance(answer, BaseException):
             raise answer
         return answer
+
+    def _ended_early(self, link: Connection) -> RuntimeError:
+        process = self._processes[self._links.index(link)]
+        process.join(timeout=1)  # its exit code is known only then
+        return RuntimeError(
+            f"a worker process ended early (exit code {process.exitcode}): out of memory? Try hardware.workers=1"
+        )
 
     def close(self) -> None:
         """End the workers, busy or not."""
@@ -108,21 +119,51 @@ class Workers:
             link.close()
 
 
-def _work(visitor: Visitor, weights: torch.Tensor, link: Connection) -> None:
-    """A worker's life: take a call, answer with its outcome or with the exception it raised."""
+def _work(visitor: Visitor, weights: torch.Tensor, link: Connection, parents: Sequence[Connection]) -> None:
+    """A worker's life: take a call, answer with its outcome or with the exception it raised.
+
+    `parents`: the parent's ends of pipes that came along with the fork. While anybody holds the parent's end of
+    `link`, the link does not close when the parent dies.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for end in parents:
+        end.close()
     torch.set_num_threads(1)
     while True:
         try:
-            call = link.recv()
-        except EOFError:  # the parent is gone
+            call = _receive(link)
+        except (EOFError, OSError):  # the parent is gone
             return
         try:
             answer: Outcome | Exception = visitor.visit(call, weights)
         except Exception as error:
+            error.add_note(f"In a worker process:\n{traceback.format_exc()}")
             answer = error
-        link.send(answer)
+        try:
+            _send(link, answer)
+        except OSError:
+            return
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors travel by value. Torch's own way, through shared memory, keeps a file open for each of them: a
+    thousand clients with a state would be too many for most systems."""
+
+    def reducer_override(self, item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return torch.from_numpy, (item.numpy(),)
+        return NotImplemented
+
+
+def _send(link: Connection, item: Any) -> None:
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(item)
+    link.send_bytes(buffer.getbuffer())
+
+
+def _receive(link: Connection) -> Any:
+    return pickle.loads(link.recv_bytes())
 
 
 def can_fork() -> bool:

@@ -56,15 +56,12 @@ def run(plan: Plan, folder: Path) -> dict[str, Any]:
         for record in federation.loop.rounds():
             history.add(record)
             trackers.round(record)
-        finetuned = (
-            federation.loop.finetune(plan.settings.finetune.epochs) if plan.settings.finetune.epochs else None
-        )
         scores = {kind: by_metric[ACCURACY] for kind, by_metric in federation.loop.state.scores.items()}
-        if finetuned:
-            scores["finetuned"] = finetuned[ACCURACY]
-        summary = history.summary(
-            info, spread(scores["finetuned"]) if finetuned else None, time.perf_counter() - begin
-        )
+        finetuned = None
+        if plan.settings.finetune.epochs and "global" in plan.method.kinds:
+            scores["finetuned"] = federation.loop.finetune(plan.settings.finetune.epochs)[ACCURACY]
+            finetuned = spread(scores["finetuned"])
+        summary = history.summary(info, finetuned, time.perf_counter() - begin)
         trackers.finish(result(federation, scores, summary))
     except KeyboardInterrupt:
         trackers.abort("KILLED", "interrupted")

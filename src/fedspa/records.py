@@ -19,7 +19,10 @@ weights, trained by the client once more at the end of the run.
 """
 
 PHASES = ("train", "search", "evaluate", "aggregate", "total")
-"""The parts of a round whose wall-clock seconds are kept; total is the whole round."""
+"""The parts of a round whose wall-clock seconds are kept; total is the whole round.
+
+Worker processes add up: their train, search and evaluate together can be more than the total.
+"""
 
 SEED_BYTES = 8
 """A random mask travels as the seed that draws it."""

@@ -96,7 +96,7 @@ class EvalSettings:
 
 @dataclass
 class FinetuneSettings:
-    """After the last round: every client trains a copy of the final global model for so many epochs."""
+    """After the last round: every client trains a copy of the final global model, where there is one."""
 
     epochs: int = 0
 

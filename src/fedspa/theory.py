@@ -42,7 +42,8 @@ class TheoremCurves:
     """Remembers every n-th round of a run with masks, and turns what it remembers into curves."""
 
     def __init__(self, every: int) -> None:
-        """`every`: rounds between two that are remembered, each at the price of its weights in memory."""
+        """`every`: rounds between two that are remembered, each at the price in memory of the global weights and of the
+        local weights of all its participants."""
         self._every = every
         self._moments: dict[int, _Moment] = {}
 

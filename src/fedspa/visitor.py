@@ -58,7 +58,7 @@ class Visitor:
     def visit(self, call: Call, weights: torch.Tensor) -> Outcome:
         """Visit a client from the global weights [total], and test its local model while it is at hand.
 
-        Raises `UserError` where training diverged: weights that are not finite never reach the server.
+        Raises `UserError` where training diverged: nothing that is not finite reaches the server or is kept.
         """
         clock = Clock()
         task = ClientTask(
@@ -77,7 +77,8 @@ class Visitor:
             clock=clock,
         )
         visit = self.link.visit(self.method, task) if self.link else self.method.visit(task)
-        if not torch.isfinite(visit.local).all():
+        left = (visit.local, visit.update, visit.state)
+        if not all(torch.isfinite(vector).all() for vector in left if isinstance(vector, torch.Tensor)):
             raise UserError(
                 f"The weights of client {call.client} in round {call.round + 1} are not finite (loss "
                 f"{visit.loss}): training diverged; lower training.lr={self.training.lr} or set "

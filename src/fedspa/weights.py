@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fedspa.errors import UserError
+
 
 @dataclass(frozen=True)
 class ParameterSpace:
@@ -55,7 +57,15 @@ def bind(network: torch.nn.Module) -> torch.nn.Parameter:
 
     Whoever writes into the flat parameter or its `.grad` writes into the network, and the other way round:
     backward accumulates in place, so a step costs one kernel on the flat vector instead of one a tensor.
+
+    Raises `UserError` for a network with buffers, such as the running means of BatchNorm: what one client
+    leaves in them would reach the next one, past masks, updates and costs.
     """
+    if buffer := next((name for name, _ in network.named_buffers()), None):
+        raise UserError(
+            f"The model keeps {buffer} beside its parameters, which clients would hand to each other unseen: "
+            "use layers without such buffers, as GroupNorm in place of BatchNorm."
+        )
     space = ParameterSpace.of(network)
     with torch.no_grad():
         flat = torch.nn.Parameter(torch.cat([p.detach().reshape(-1) for p in network.parameters()]))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 
 
-
 @dataclass(kw_only=True)
 class FedSpa(Method):
     """FedSpa with any mask searcher (DST, RSM, ...)."""
@@ -40,11 +39,12 @@ class FedSpa(Method):
         start = mask * task.weights
         trained = task.train(start, task.training.epochs, mask=mask)
         with task.clock("search"):
+            batches = task.generator("mask_search")
             search = SearchInput(
                 space=task.engine.space,
                 mask=mask,
                 weights=trained.weights,
-                gradient=lambda: task.engine.gradient(trained.weights, task.rows, task.generator("mask_search")),
+                gradient=lambda: task.engine.gradient(trained.weights, task.rows, batches),
                 round=task.round,
                 generator=task.generator("regrow"),
             )

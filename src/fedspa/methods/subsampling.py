@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fedspa.masks.base import MaskSearcher
 
 
-
 @dataclass(kw_only=True)
 class Subsampling(Method):
     """Compresses the uplink; trains the dense model."""
@@ -65,6 +64,6 @@ class Subsampling(Method):
         return Costs(
             train_flops=network.training_flops(None, size.training.samples(size.rows)),
             down_bytes=network.value_bytes(None),
-            up_bytes=4 * self._kept(network.parameters),
+            up_bytes=network.value_bytes([self._kept(network.parameters)]),
             mask_bytes=SEED_BYTES if partial else 0,
         )

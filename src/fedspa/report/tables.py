@@ -75,7 +75,7 @@ def rounds_tables(study: Study, targets: Sequence[float] = ()) -> list[Table]:
                 continue
             caption = (
                 f"First round in which the {kind} models had that mean accuracy ({seeds_text(study)}). >20 (1/3): not "
-                f"every seed got there within 20 rounds, 1 of 3 did. {_grid(study, settings, kind)}{LEGEND}"
+                f"every seed got there within 20 rounds, 1 of 3 did. {_grid(study, settings)}{LEGEND}"
             )
             title = f"{data}: rounds to an accuracy, {kind} models"
             tables.append(Table(f"rounds-{slug(data)}-{kind}", title, caption, columns, rows))
@@ -230,10 +230,10 @@ def _by_data(study: Study) -> list[tuple[str, list[Setting]]]:
     return [(data, list(settings)) for data, settings in groupby(study.settings, key=lambda setting: setting.data)]
 
 
-def _grid(study: Study, settings: list[Setting], kind: str) -> str:
-    """How finely rounds are known where models are not tested in each of them."""
+def _grid(study: Study, settings: list[Setting]) -> str:
+    """How finely rounds are known: between tests a run tells no scores, not even those of local models."""
     every = {run.settings.get("eval.every", "1") for setting in settings for run in study.runs_of(setting)} - {"1"}
-    if kind == "local" or not every:
+    if not every:
         return ""
     return f"Tested every {' or '.join(sorted(every, key=int))} rounds. "
 

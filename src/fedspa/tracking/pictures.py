@@ -1,4 +1,4 @@
-"""Two pictures of a run: who holds which labels (partition.png), accuracy by round (accuracy.png)."""
+"""Pictures of a run: who holds which labels, accuracy by round, the quantities of Theorem 1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedspa.drawing import COLORS, FAINT, INK, new_figure, set_title, spread_out
-from fedspa.records import KINDS, RoundRecord, RunInfo, RunResult
+from fedspa.records import KINDS, RoundRecord, RunInfo, RunResult, TheoryRow
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Pictures:
-    """Draws partition.png before the first round and accuracy.png at the end, however the run ends."""
+    """Draws partition.png before the first round and accuracy.png at the end, however the run ends.
+
+    With `theory.every` a run that ends well also gets theory.png.
+    """
 
     name: str = "pictures"
 
@@ -33,6 +36,8 @@ class Pictures:
         if spread := result.summary["accuracy"].get("finetuned"):
             self._curves["finetuned"] = [(self._info.rounds, spread["mean"], spread["std"])]
         self._draw_accuracy()
+        if result.theory:
+            _save(theory_picture(result.theory), self._info, "theory.png")
 
     def abort(self, status: str, reason: str) -> None:
         self._draw_accuracy()
@@ -41,6 +46,25 @@ class Pictures:
         if self._curves:
             title = str(self._info.config.get("name", "run"))
             _save(accuracy_picture(self._curves, title), self._info, "accuracy.png")
+
+
+def theory_picture(rows: list[TheoryRow]) -> Figure:
+    """The quantities of the paper's Theorem 1 over the rounds, side by side."""
+    figure, (norm, masks, ratio) = new_figure(10.5, 3.4, columns=3)
+    rounds = [row.round for row in rows]
+    norm.plot(rounds, [row.gradient_norm_sq for row in rows], color=INK, linewidth=1.8)
+    norm.set_yscale("log")
+    set_title(norm, "Gradient of the objective", "squared norm at w, under the final masks")
+    for name, color in (("mask_step", COLORS["personal"]), ("mask_to_final", COLORS["global"])):
+        masks.plot(rounds, [100 * getattr(row, name) for row in rows], color=color, linewidth=1.8)
+    set_title(masks, "Distance of masks", "% of coordinates: to the next (ochre), to the final (blue)")
+    known = [(row.round, row.p) for row in rows if row.p is not None]
+    ratio.plot([round for round, _ in known], [p for _, p in known], color=INK, linewidth=1.8)
+    set_title(ratio, "p", "over first and last local points")
+    for axes in (norm, masks, ratio):
+        axes.set_xlabel("round")
+        axes.grid(axis="y", color=FAINT, linewidth=0.6)
+    return figure
 
 
 def accuracy_picture(curves: dict[str, list[tuple[int, float, float]]], title: str) -> Figure:
