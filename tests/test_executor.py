@@ -86,7 +86,7 @@ def test_states_hold_no_open_files(workers):
 def test_an_error_comes_with_the_place_where_it_was_raised(workers):
     with pytest.raises(UserError, match="client 99 cannot be visited") as caught:
         list(workers.run([call(1), call(99)], torch.zeros(TOTAL)))
-    assert "in visit" in caught.value.__notes__[0]
+    assert "in perform" in caught.value.__notes__[0]
 
 
 def test_a_worker_that_dies_is_told_by_its_exit_code(workers):
