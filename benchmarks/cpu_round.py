@@ -19,7 +19,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from fedspa import config, experiment  # noqa: E402
+from fedspa import assembly, config  # noqa: E402
 from fedspa.executor import usable_cores  # noqa: E402
 
 OVERRIDES = [
@@ -67,7 +67,7 @@ def main(repeats: int) -> None:
     config.register()
     with initialize_config_dir(str(config.config_dir()), version_base="1.3"):
         plan = config.check(compose("config", overrides=OVERRIDES))
-    federation = experiment.build(plan)
+    federation = assembly.build(plan)
     data = federation.data.train
     clients = [torch.from_numpy(rows) for rows in federation.rows.train]
     rounds = federation.loop.rounds()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedspa.assembly import build
 from fedspa.cost_report import CostReport
 from fedspa.errors import UserError
-from fedspa.experiment import build
 
 torch.set_num_threads(1)
 

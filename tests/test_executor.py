@@ -29,7 +29,7 @@ class ToyVisitor:
 
     client_rows = [np.arange(10 - client % 10) for client in range(100)]
 
-    def visit(self, call: Call, weights: torch.Tensor) -> Outcome:
+    def perform(self, call: Call, weights: torch.Tensor) -> Outcome:
         time.sleep(0.002 * len(self.client_rows[call.client]))
         if call.client == 98:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -63,8 +63,8 @@ def test_outcomes_are_those_of_one_process_in_the_order_of_the_calls(workers):
     weights = torch.randn(TOTAL)
     calls = [call(client) for client in (3, 9, 0, 1, 7)]
     for _ in range(2):
-        alone = InProcess(ToyVisitor()).visits(calls, weights)
-        for one, other in zip(alone, workers.visits(calls, weights), strict=True):
+        alone = InProcess(ToyVisitor()).run(calls, weights)
+        for one, other in zip(alone, workers.run(calls, weights), strict=True):
             assert torch.equal(one.visit.local, other.visit.local)
             assert torch.equal(one.visit.update, other.visit.update)
             assert one.visit.state == other.visit.state
@@ -79,19 +79,19 @@ def test_states_hold_no_open_files(workers):
     before, kept = open_files(), []
     for client in range(10):
         sent = [call(client) for _ in range(4)]
-        kept += sent, list(workers.visits(sent, torch.zeros(TOTAL)))
+        kept += sent, list(workers.run(sent, torch.zeros(TOTAL)))
     assert open_files() == before
 
 
 def test_an_error_comes_with_the_place_where_it_was_raised(workers):
     with pytest.raises(UserError, match="client 99 cannot be visited") as caught:
-        list(workers.visits([call(1), call(99)], torch.zeros(TOTAL)))
-    assert "in visit" in caught.value.__notes__[0]
+        list(workers.run([call(1), call(99)], torch.zeros(TOTAL)))
+    assert "in perform" in caught.value.__notes__[0]
 
 
 def test_a_worker_that_dies_is_told_by_its_exit_code(workers):
     with pytest.raises(RuntimeError, match="exit code -9"):
-        list(workers.visits([call(98)], torch.zeros(TOTAL)))
+        list(workers.run([call(98)], torch.zeros(TOTAL)))
 
 
 def test_workers_end_with_a_parent_that_is_killed():
@@ -99,7 +99,7 @@ def test_workers_end_with_a_parent_that_is_killed():
 
     def parent() -> None:
         made = Workers(ToyVisitor(), 2, TOTAL, torch.float32)
-        list(made.visits([call(0)], torch.zeros(TOTAL)))
+        list(made.run([call(0)], torch.zeros(TOTAL)))
         there.send([process.pid for process in made._processes])
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -13,13 +13,13 @@ from federations import (
     Federation,
     federation,
     pack,
+    pixels,
     random_clients,
     small,
 )
 from torch import nn
 
 from fedspa.masks.dst import DST
-from fedspa.masks.packed import PackedMask
 from fedspa.masks.rsm import RSM
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedavg import FedAvg
@@ -28,7 +28,6 @@ from fedspa.methods.local import Local
 from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.methods.subsampling import Subsampling
 from fedspa.models.initialise import seeded
-from fedspa.records import RoundRecord
 from fedspa.settings import TrainingSettings
 
 
@@ -134,6 +133,15 @@ def test_local_has_no_traffic_and_leaves_the_global_weights_alone():
 # Sub-FedAvg ----------------------------------------------------------------------------------------------
 
 
+def test_subfedavg_that_prunes_nothing_is_fedavg():
+    subfedavg, fedavg = (
+        small(SubFedAvg(name="subfedavg", prune_rate=0.0)),
+        small(FedAvg(name="fedavg", weighting="uniform")),
+    )
+    assert_same(subfedavg, fedavg)
+    assert subfedavg.loop.state.costs == fedavg.loop.state.costs
+
+
 def test_the_density_of_subfedavg_only_falls_and_ends_at_the_target():
     method = SubFedAvg(name="subfedavg", prune_rate=0.2, accuracy_threshold=0.0, sparsity=0.4)
     run = small(method, rounds=12, eval_every=99)
@@ -166,29 +174,46 @@ def test_the_gate_of_subfedavg_looks_at_training_data_only():
     )
 
 
-def linear_subfedavg(side: int, classes: int, mask: torch.Tensor, **options: Any) -> RoundRecord:
+def linear_subfedavg(side: int, classes: int, mask: torch.Tensor, **options: Any) -> Federation:
     """One round of one client on a linear model whose weights start under `mask`."""
-    clients = random_clients(20, side=side, classes=classes)
     network = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(side * side, classes)), seed=0)
-    training = TrainingSettings(epochs=2, batch_size=4, lr=1.0)
     run = federation(
-        SubFedAvg(name="subfedavg", accuracy_threshold=0.0, **options), network, clients, training
+        SubFedAvg(name="subfedavg", **{"accuracy_threshold": 0.0, **options}),
+        network,
+        random_clients(20, side=side, classes=classes),
+        TrainingSettings(epochs=3, batch_size=4),
     )
     run.loop.state.clients[0] = pack(torch.cat([mask, torch.ones(classes)]))
-    (record,) = run.run()
-    assert isinstance(run.loop.state.clients[0], PackedMask)
-    return record
+    run.run()
+    return run
+
+
+def test_the_gate_of_subfedavg_judges_the_pruned_model():
+    options = {"mask": torch.ones(256), "prune_rate": 0.9, "sparsity": 0.95}
+    adopted = linear_subfedavg(8, 4, **options)
+    mask, trained = adopted.visits[0][1].holds, adopted.visits[0][1].local
+    clients = random_clients(20, side=8, classes=4)
+    batch = pixels(clients.train).batch(torch.arange(20), None)
+
+    def accuracy(w: torch.Tensor) -> float:
+        guess = (batch.images.flatten(1) @ w[:256].view(4, 64).T + w[256:]).argmax(1)
+        return (guess == batch.labels).double().mean().item()
+
+    assert mask.sum() == 256 - 230 + 4  # nine tenths of 256 weights, rounded down, are gone
+    assert accuracy(mask * trained) < accuracy(trained)
+    between = (accuracy(mask * trained) + accuracy(trained)) / 2
+    refused = linear_subfedavg(8, 4, **options, accuracy_threshold=between)
+    assert refused.loop.density(0) == 1 and torch.equal(refused.visits[0][1].local, trained)
 
 
 @pytest.mark.parametrize(("active", "judged"), [(128, False), (129, True)])
 def test_subfedavg_stops_exactly_at_its_target(active, judged):
     """128 of 640 weights are a sparsity of 0.8, though 1 - 0.8 is less than 0.2 in binary."""
-    mask = (torch.arange(640) < active).float()
-    record = linear_subfedavg(8, 10, mask, sparsity=0.8, prune_rate=0.5)
-    assert (record.costs.search_flops > 0) == judged
+    run = linear_subfedavg(8, 10, (torch.arange(640) < active).float(), sparsity=0.8, prune_rate=0.5)
+    assert (run.loop.state.costs.search_flops > 0) == judged
 
 
 def test_subfedavg_prunes_the_share_that_was_asked_for():
     """29 of 100 weights, though 0.29 * 100 is 28.999999999999996 in binary."""
-    record = linear_subfedavg(5, 4, torch.ones(100), prune_rate=0.29)
-    assert record.costs.up_bytes == 4 * (71 + 4)
+    run = linear_subfedavg(5, 4, torch.ones(100), prune_rate=0.29)
+    assert run.loop.state.costs.up_bytes == 4 * (71 + 4)

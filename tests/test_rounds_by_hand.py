@@ -106,12 +106,12 @@ def tiny_federation(
     images = torch.from_numpy(PICTURES.astype(np.uint8)).view(14, 1, 2, 2)
     data = ImageSet(images, torch.from_numpy(LABELS))
     rows = [np.arange(0, 3), np.arange(3, 8)], [np.arange(8, 12), np.arange(12, 14)]
-    settings = {"epochs": 2, "clip_norm": None, "weight_decay": 0.0} | step
+    settings = {"epochs": 2, "batch_size": 8, "clip_norm": None, "weight_decay": 0.0} | step
     return federation(
         method,
         network,
         Clients(data, data, *rows, classes=3),
-        TrainingSettings(batch_size=8, lr=0.5, lr_decay=0.5, **settings),
+        TrainingSettings(lr=0.5, lr_decay=0.5, **settings),
         searcher=searcher,
         initial_mask=(lambda client: pack(masks[client])) if masks else None,
         rounds=2,
@@ -338,6 +338,11 @@ def test_subfedavg(gates, adopting):
 def test_what_a_mask_search_costs(searcher, convention, search, mask_bytes):
     first = next(tiny_federation(FedSpa(name="fedspa"), searcher, MASKS, convention).loop.rounds())
     assert (first.costs.search_flops, first.costs.mask_bytes) == (search, mask_bytes)
+
+
+def test_a_mask_search_takes_one_batch():
+    first = next(tiny_federation(FedSpa(name="fedspa"), DST(name="dst"), MASKS, batch_size=4).loop.rounds())
+    assert first.costs.search_flops == 3 * 27 * (3 + 4)  # the clients hold 3 and 5 pictures
 
 
 def test_subsampling_as_the_paper_counts_it():

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspa.experiment import build
+from fedspa.assembly import build
 from fedspa.masks.packed import PackedMask
 from fedspa.weights import ParameterSpace
 from fedspa.wire import DTYPES, Envelope, Message, WireError, decode, encode, visit_bytes

@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 from dataclasses import dataclass, fields, make_dataclass
+from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from fedspa.hardware import Hardware
     from fedspa.layer_sparsity.base import LayerSparsity
     from fedspa.metrics.base import Metric
+    from fedspa.weights import ParameterSpace
 
 ONE_EACH = ("dataset", "partition", "layer_sparsity", "mask", "method", "hardware")
 """Groups that give one component."""
@@ -60,6 +62,13 @@ class Plan:
     hardware: Hardware
     resolved: dict[str, Any]
     """The whole config as plain values, interpolations resolved."""
+
+    def active_counts(self, space: ParameterSpace) -> list[int] | None:
+        """Active parameters of each tensor under a client's mask; None for a method without a mask searcher."""
+        if not self.method.uses_mask:
+            return None
+        density = 1 - Fraction(str(self.settings.sparsity))  # of the decimal that was written: 1 - 0.8 is 0.2
+        return self.layer_sparsity.active_counts(space.shapes, density, space.names)
 
     @property
     def names(self) -> dict[str, str]:
@@ -131,9 +140,11 @@ def _check_together(plan: Plan) -> None:
         raise UserError(f"method={method} needs masks, but mask={mask}: use mask=dst or another searcher.")
     if plan.mask is not None and not plan.method.uses_mask:
         raise UserError(f"method={method} trains dense, so mask={mask} has no meaning: use mask=none.")
+    plan.method.check_training(plan.settings.training)
     if plan.settings.theory.every and plan.mask is None:
         raise UserError(
-            f"theory.every={plan.settings.theory.every} needs masks, which method={method} has not: set it to 0."
+            f"theory.every={plan.settings.theory.every} needs a mask searcher, which method={method} does not use: "
+            "set it to 0."
         )
     if ACCURACY not in plan.metrics:
         names = ",".join([ACCURACY, *plan.metrics])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +42,9 @@ class CostReport:
         check_range("federation.clients", settings.federation.clients, high=source.effective_train_size)
         network = build_model(plan, source.channels, source.image_size, source.classes)
         shape = (source.channels, source.image_size, source.image_size)
-        space, active = ParameterSpace.of(network), None
-        if plan.method.uses_mask:
-            density = 1 - Fraction(str(settings.sparsity))
-            active = plan.layer_sparsity.active_counts(space.shapes, density, space.names)
+        space = ParameterSpace.of(network)
         counted = NetworkCosts.of(network, shape, settings.costs.convention)
-        return cls(plan, space, counted, tuple(active or space.sizes))
+        return cls(plan, space, counted, tuple(plan.active_counts(space) or space.sizes))
 
     @property
     def wire(self) -> str:

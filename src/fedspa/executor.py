@@ -1,4 +1,4 @@
-"""Who makes a round's visits: this process, or worker processes that are forks of it."""
+"""Who does the clients' work: this process, or worker processes that are forks of it."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from typing import Any, Protocol
 
 import torch
 
-from fedspa.visitor import Call, Outcome, Visitor
+from fedspa.visitor import Job, Visitor
 
 
 class Executor(Protocol):
-    """Makes the visits of a round, all from the same global weights [total]."""
+    """Has a visitor do jobs, all from the same global weights [total]."""
 
-    def visits(self, calls: Sequence[Call], weights: torch.Tensor) -> Iterator[Outcome]:
-        """The outcomes in the order of the calls, whatever the order in which they come about."""
+    def run(self, jobs: Sequence[Job], weights: torch.Tensor) -> Iterator[Any]:
+        """What `Visitor.perform` gives, in the order of the jobs, whatever the order in which they end."""
 
     def close(self) -> None:
         """Give back what the executor holds."""
 
 
 class InProcess:
-    """One visit after another."""
+    """One job after another."""
 
     def __init__(self, visitor: Visitor) -> None:
         self._visitor = visitor
 
-    def visits(self, calls: Sequence[Call], weights: torch.Tensor) -> Iterator[Outcome]:
-        for call in calls:
-            yield self._visitor.visit(call, weights)
+    def run(self, jobs: Sequence[Job], weights: torch.Tensor) -> Iterator[Any]:
+        for job in jobs:
+            yield self._visitor.perform(job, weights)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -48,7 +48,7 @@ class Workers:
 
     They are forks of the ready process: data, network and partition are shared with it, nothing is sent to
     them but the global weights, which lie in shared memory, and a client's state. Since a visit is a
-    function of its call alone, the results are those of `InProcess`, bit for bit.
+    function of its job alone, the results are those of `InProcess`, bit for bit.
     """
 
     def __init__(self, visitor: Visitor, count: int, parameters: int, dtype: torch.dtype) -> None:
@@ -68,32 +68,32 @@ class Workers:
             there.close()
             self._processes.append(process)
 
-    def visits(self, calls: Sequence[Call], weights: torch.Tensor) -> Iterator[Outcome]:
+    def run(self, jobs: Sequence[Job], weights: torch.Tensor) -> Iterator[Any]:
         """The largest clients are begun first, so that no worker ends long after the others."""
         self._weights.copy_(weights)
-        waiting = sorted(range(len(calls)), key=lambda index: self._sizes[calls[index].client])
+        waiting = sorted(range(len(jobs)), key=lambda index: self._sizes[jobs[index].client])
         busy: dict[Connection, int] = {}
-        outcomes: dict[int, Outcome] = {}
-        for link in self._links[: len(calls)]:
-            busy[link] = self._send(link, waiting, calls)
-        for index in range(len(calls)):
+        outcomes: dict[int, Any] = {}
+        for link in self._links[: len(jobs)]:
+            busy[link] = self._send(link, waiting, jobs)
+        for index in range(len(jobs)):
             while index not in outcomes:
                 ready = wait(list(busy))
                 for link in [link for link in busy if link in ready]:
                     outcomes[busy.pop(link)] = self._receive(link)
                     if waiting:
-                        busy[link] = self._send(link, waiting, calls)
+                        busy[link] = self._send(link, waiting, jobs)
             yield outcomes.pop(index)
 
-    def _send(self, link: Connection, waiting: list[int], calls: Sequence[Call]) -> int:
+    def _send(self, link: Connection, waiting: list[int], jobs: Sequence[Job]) -> int:
         index = waiting.pop()
         try:
-            _send(link, calls[index])
+            _send(link, jobs[index])
         except OSError as error:
             raise self._ended_early(link) from error
         return index
 
-    def _receive(self, link: Connection) -> Outcome:
+    def _receive(self, link: Connection) -> Any:
         try:
             answer = _receive(link)
         except (EOFError, OSError) as error:
@@ -120,7 +120,7 @@ class Workers:
 
 
 def _work(visitor: Visitor, weights: torch.Tensor, link: Connection, parents: Sequence[Connection]) -> None:
-    """A worker's life: take a call, answer with its outcome or with the exception it raised.
+    """A worker's life: take a job, answer with its outcome or with the exception it raised.
 
     `parents`: the parent's ends of pipes that came along with the fork. While anybody holds the parent's end of
     `link`, the link does not close when the parent dies.
@@ -132,11 +132,11 @@ def _work(visitor: Visitor, weights: torch.Tensor, link: Connection, parents: Se
     torch.set_num_threads(1)
     while True:
         try:
-            call = _receive(link)
+            job = _receive(link)
         except (EOFError, OSError):  # the parent is gone
             return
         try:
-            answer: Outcome | Exception = visitor.visit(call, weights)
+            answer: Any = visitor.perform(job, weights)
         except Exception as error:
             error.add_note(f"In a worker process:\n{traceback.format_exc()}")
             answer = error

@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 
 from fedspa import __version__
-from fedspa.config import Plan, build_model
-from fedspa.costs import NetworkCosts
-from fedspa.data.batches import Pixels
-from fedspa.data.clients import ClientRows, client_rows
-from fedspa.data.source import Augmentation, ImageData, ImageSet
-from fedspa.engine import EagerEngine
-from fedspa.errors import UserError
-from fedspa.evaluation import Evaluator, spread
-from fedspa.executor import Executor, InProcess, Workers, can_fork, usable_cores
-from fedspa.federation import FederatedLoop
-from fedspa.link import Link
-from fedspa.masks.initial import InitialMasks
+from fedspa.assembly import Federation, build
+from fedspa.config import Plan
+from fedspa.evaluation import spread
 from fedspa.masks.packed import PackedMask
-from fedspa.methods.base import Origin, Visit
-from fedspa.models.initialise import seeded
 from fedspa.partition.base import label_counts, partition_hash
 from fedspa.records import ClientRow, RunInfo, RunResult
 from fedspa.summary import ACCURACY, History
-from fedspa.theory import TheoremCurves
 from fedspa.tracking.console import ConsoleView
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.run_folder import RunFolder
-from fedspa.visitor import Call, Visitor
-from fedspa.weights import ParameterSpace
 
 
 def run(plan: Plan, folder: Path) -> dict[str, Any]:
@@ -72,125 +55,6 @@ def run(plan: Plan, folder: Path) -> dict[str, Any]:
     finally:
         federation.executor.close()
     return summary
-
-
-class LocalModel(NamedTuple):
-    """Weights at rest: the values of those that are not zero, and where they are."""
-
-    values: torch.Tensor
-    held: PackedMask
-
-    @classmethod
-    def pack(cls, weights: torch.Tensor) -> LocalModel:
-        """Pack weights [total] without loss."""
-        return cls(weights[weights != 0].cpu(), PackedMask.pack(weights != 0))
-
-
-@dataclass(frozen=True)
-class Federation:
-    """A federation that is ready to run."""
-
-    loop: FederatedLoop
-    visitor: Visitor
-    executor: Executor
-    space: ParameterSpace
-    data: ImageData
-    rows: ClientRows
-    local_models: dict[int, LocalModel]
-    """With `save.local`: each visited client's weights after its last visit."""
-    curves: TheoremCurves | None
-    """With `theory.every`: what is remembered for the curves of Theorem 1."""
-
-
-def build(plan: Plan) -> Federation:
-    """Load the data, deal it to the clients, and put network, engine, evaluator and loop together."""
-    settings, source = plan.settings, plan.dataset
-    fabric = plan.hardware.fabric()
-    shape = (source.channels, source.image_size, source.image_size)
-    network = seeded(
-        lambda: build_model(plan, source.channels, source.image_size, source.classes), settings.seed
-    )
-    network = network.to(plan.hardware.dtype)
-    costs = NetworkCosts.of(network, shape, settings.costs.convention)
-
-    data = source.load()  # after the network, whose mistakes need no data
-    rows = client_rows(data, source, plan.partition, settings.federation.clients, settings.seed)
-    _check_batches(plan, rows)
-
-    def pixels(images: ImageSet, augmentation: Augmentation) -> Pixels:
-        return Pixels(images, source.mean, source.std, augmentation, fabric.device, plan.hardware.dtype)
-
-    train_pixels = pixels(data.train, source.augmentation)
-    engine = EagerEngine(fabric, network, settings.training, train_pixels)
-    space = engine.space
-    density = 1 - Fraction(str(settings.sparsity))
-    active = plan.layer_sparsity.active_counts(space.shapes, density, space.names)
-    shared = plan.mask is None or plan.mask.initial == "same"
-    origin = Origin(
-        weights=engine.weights,
-        initial_mask=InitialMasks(space, active, shared=shared, seed=settings.seed),
-        full_mask=PackedMask.pack(torch.ones(space.total)),
-    )
-
-    def evaluator(images: Pixels, client_rows: list[np.ndarray], prefix: str = "") -> Evaluator:
-        metrics = {prefix + name: metric for name, metric in plan.metrics.items()}
-        return Evaluator(engine, images, client_rows, metrics, source.classes, settings.eval.batch_size)
-
-    evaluators = [evaluator(pixels(data.test, Augmentation()), rows.test)]
-    if source.val_fraction:
-        evaluators.append(evaluator(train_pixels, rows.val, "val_"))
-
-    local_models: dict[int, LocalModel] = {}
-    curves = TheoremCurves(settings.theory.every) if settings.theory.every else None
-
-    def on_visit(call: Call, weights: torch.Tensor, visit: Visit) -> None:
-        if settings.save.local:
-            local_models[call.client] = LocalModel.pack(visit.local)
-        if curves:
-            curves.remember(call, weights, visit)
-
-    visitor = Visitor(
-        seed=settings.seed,
-        training=settings.training,
-        method=plan.method,
-        searcher=plan.mask,
-        engine=engine,
-        network=costs,
-        evaluators=evaluators,
-        client_rows=rows.train,
-        link=Link(space, settings.federation.wire) if settings.federation.wire else None,
-    )
-    executor = _executor(plan, visitor, origin)
-    loop = FederatedLoop(visitor, executor, settings.federation, settings.eval, origin, on_visit)
-    return Federation(loop, visitor, executor, space, data, rows, local_models, curves)
-
-
-def _executor(plan: Plan, visitor: Visitor, origin: Origin) -> Executor:
-    """Worker processes where they can help: on the CPU, more cores than one, more clients a round than one."""
-    workers = plan.hardware.workers
-    if workers is None:
-        workers = min(usable_cores(), plan.settings.federation.clients_per_round)
-        if origin.weights.device.type != "cpu" or not can_fork():
-            workers = 1
-    elif workers > 1 and (origin.weights.device.type != "cpu" or not can_fork()):
-        raise UserError(
-            f"hardware.workers={workers} needs Linux, hardware.accelerator=cpu and hardware.threads=1: "
-            "workers are forks of a process that computes on one thread; use hardware.workers=1 here."
-        )
-    if workers == 1:
-        return InProcess(visitor)
-    return Workers(visitor, workers, len(origin.weights), origin.weights.dtype)
-
-
-def _check_batches(plan: Plan, rows: ClientRows) -> None:
-    """With `training.drop_last` a client smaller than a batch would never train."""
-    sizes = [len(own) for own in rows.train]
-    batch = plan.settings.training.batch_size
-    if plan.settings.training.drop_last and min(sizes) < batch:
-        raise UserError(
-            f"training.drop_last=true leaves client {sizes.index(min(sizes))} with its {min(sizes)} training "
-            f"images no batch of training.batch_size={batch}: use drop_last=false or a smaller batch."
-        )
 
 
 def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:

@@ -15,11 +15,10 @@ from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientState, Origin, Visit, VisitSize
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.merge import Merge
-from fedspa.randomness import generator
 from fedspa.records import Costs, RoundRecord, Spread
 from fedspa.sampling import sample_clients
 from fedspa.settings import EvalSettings, FederationSettings
-from fedspa.visitor import Call, Outcome, Visitor
+from fedspa.visitor import Call, FineTuning, Outcome, Visitor
 
 
 @dataclass
@@ -31,7 +30,7 @@ class FederationState:
     round: int = 0
     """Completed rounds."""
     clients: dict[int, ClientState] = field(default_factory=dict)
-    """States of the clients that were visited or tested; the others have their method's first state."""
+    """States of the clients that were visited; the others have their method's first state."""
     visits: dict[int, int] = field(default_factory=dict)
     costs: Costs = field(default_factory=Costs)
     dense_costs: Costs = field(default_factory=Costs)
@@ -72,10 +71,10 @@ class FederatedLoop:
             yield record
 
     def client_state(self, client: int) -> ClientState:
-        """What is remembered of a client; made on first demand."""
-        if client not in self.state.clients:
-            self.state.clients[client] = self._method.first_state(client, self._origin)
-        return self.state.clients[client]
+        """What is remembered of a client; of one that was never visited, what its method starts from."""
+        if client in self.state.clients:
+            return self.state.clients[client]
+        return self._method.first_state(client, self._origin)
 
     def density(self, client: int) -> float:
         """Share of the parameters that the client's mask keeps active; 1 where it has none."""
@@ -96,7 +95,7 @@ class FederatedLoop:
         merge = Merge(self._method.normaliser)
         costs = dense_costs = Costs()
         loss_sum, samples = 0.0, 0
-        for call, outcome in zip(calls, self._executor.visits(calls, state.weights), strict=True):
+        for call, outcome in zip(calls, self._executor.run(calls, state.weights), strict=True):
             visit, rows = outcome.visit, len(self._visitor.client_rows[call.client])
             self._on_visit(call, state.weights, visit)
             if visit.update is not None:
@@ -134,10 +133,10 @@ class FederatedLoop:
 
     def _remember(self, client: int, outcome: Outcome) -> None:
         """Keep the client's next state and the scores of its local model."""
-        state, next_state = self.state, outcome.visit.state
-        if isinstance(next_state, PackedMask) and next_state == self.client_state(client):
-            next_state = self.client_state(client)  # clients that share a mask go on sharing one object
-        state.clients[client] = next_state
+        state, known, next_state = self.state, self.client_state(client), outcome.visit.state
+        # Clients that share a mask go on sharing one object, also where the visit was made by another process.
+        keeps = isinstance(next_state, PackedMask) and next_state == known
+        state.clients[client] = known if keeps else next_state
         state.visits[client] = state.visits.get(client, 0) + 1
         for metric, values in outcome.local_scores.items():
             unknown = np.full(self._federation.clients, np.nan)
@@ -160,19 +159,6 @@ class FederatedLoop:
 
     def finetune(self, epochs: int) -> Scores:
         """Scores after every client trained a copy of the final global weights once more, by metric."""
-        visitor, final = self._visitor, self.state.round
-        by_client = [
-            score_one(
-                visitor.evaluators,
-                visitor.engine.train(
-                    self.state.weights,
-                    torch.from_numpy(rows),
-                    epochs=epochs,
-                    learning_rate=visitor.training.lr_at(final),
-                    generator=generator(visitor.seed, "finetune", final, client),
-                ).weights,
-                [client],
-            )
-            for client, rows in enumerate(visitor.client_rows)
-        ]
+        jobs = [FineTuning(self.state.round, client, epochs) for client in range(self._federation.clients)]
+        by_client = list(self._executor.run(jobs, self.state.weights))
         return {metric: np.concatenate([scores[metric] for scores in by_client]) for metric in by_client[0]}

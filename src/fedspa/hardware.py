@@ -56,4 +56,8 @@ class Hardware:
             raise UserError("hardware.accelerator=gpu, but torch sees no GPU here: use hardware=auto or cpu.")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
+        # 32-true means it: left alone, cuDNN rounds the operands of convolutions to TF32, and picks its
+        # algorithms by a race, so that a rerun would differ.
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         return Fabric(accelerator=self.accelerator, devices=1, precision=self.precision)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from fedspa.evaluation import Evaluator, Scores, score_one
 from fedspa.link import Link
 from fedspa.masks.base import MaskSearcher
 from fedspa.methods.base import ClientState, ClientTask, Method, Visit
+from fedspa.randomness import generator
 from fedspa.settings import TrainingSettings
 
 
@@ -28,6 +30,20 @@ class Call:
     client: int
     first_visit: bool
     state: ClientState
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """A client trains a copy of the final global weights once more, at the end of the run."""
+
+    round: int
+    """Completed rounds."""
+    client: int
+    epochs: int
+
+
+Job: TypeAlias = Call | FineTuning
+"""What a client can be asked to do."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,10 @@ class Visitor:
     """int64, the training rows of each client."""
     link: Link | None = None
     """Takes all that a visit sends through the wire format."""
+
+    def perform(self, job: Job, weights: torch.Tensor) -> Outcome | Scores:
+        """Do a job from the global weights [total]: an outcome of a visit, the scores of a fine-tuning."""
+        return self.visit(job, weights) if isinstance(job, Call) else self.finetune(job, weights)
 
     def visit(self, call: Call, weights: torch.Tensor) -> Outcome:
         """Visit a client from the global weights [total], and test its local model while it is at hand.
@@ -89,3 +109,14 @@ class Visitor:
             with clock("evaluate"):
                 local_scores = score_one(self.evaluators, visit.local, [call.client])
         return Outcome(visit, local_scores, clock.seconds)
+
+    def finetune(self, job: FineTuning, weights: torch.Tensor) -> Scores:
+        """Scores of a client's own copy of the global weights after so many epochs of its own."""
+        tuned = self.engine.train(
+            weights,
+            torch.from_numpy(self.client_rows[job.client]),
+            epochs=job.epochs,
+            learning_rate=self.training.lr_at(job.round),
+            generator=generator(self.seed, "finetune", job.round, job.client),
+        )
+        return score_one(self.evaluators, tuned.weights, [job.client])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -23,11 +24,17 @@ def random_mask(space: ParameterSpace, active: Sequence[int], source: torch.Gene
 
 
 class InitialMasks:
-    """Draws first masks: one that all clients share, or one for each client, reproduced on demand."""
+    """Draws first masks: one that all clients share, or one for each client, reproduced on demand.
+
+    The last ones drawn are kept, so that tests of a few hundred clients need not draw them again each time.
+    """
+
+    KEPT = 256
 
     def __init__(self, space: ParameterSpace, active: Sequence[int], *, shared: bool, seed: int) -> None:
         self._space, self._active, self._seed = space, tuple(active), seed
         self._shared = self._draw(-1) if shared else None
+        self._own = lru_cache(self.KEPT)(self._draw)
 
     def _draw(self, client: int) -> PackedMask:
         source = generator(self._seed, "initial_mask", client=client)
@@ -35,4 +42,4 @@ class InitialMasks:
 
     def __call__(self, client: int) -> PackedMask:
         """The first mask of a client: the same object for all where they share it."""
-        return self._shared or self._draw(client)
+        return self._shared or self._own(client)

@@ -10,7 +10,7 @@ def smallest(scores: torch.Tensor, k: int) -> torch.Tensor:
     """The k smallest scores, exactly k of them; among equals those of the lowest index.
 
     Args:
-        scores: [n], any float dtype, no NaN.
+        scores: [n], float32 or float64, no NaN.
         k: 0 <= k <= n.
 
     Returns:

@@ -154,6 +154,9 @@ class Method(ABC):
         check_choice("method.weighting", self.weighting, ("uniform", "samples"))
         check_choice("method.normaliser", self.normaliser, ("participants", "holders"))
 
+    def check_training(self, training: TrainingSettings) -> None:  # noqa: B027 (most methods have nothing to say)
+        """Raise `UserError` where these settings make no sense to the method."""
+
     def weight(self, rows: int) -> float:
         """a_k of a client with so many training rows, up to the normalisation."""
         return float(rows) if self.weighting == "samples" else 1.0

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from fedspa.errors import check_range
+from fedspa.errors import UserError, check_range
 from fedspa.masks.packed import PackedMask
 from fedspa.masks.select import smallest
 from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import Costs
+from fedspa.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from fedspa.masks.base import MaskSearcher
@@ -49,6 +50,13 @@ class SubFedAvg(Method):
         check_range("method.prune_rate", self.prune_rate, low=0, high=1)
         check_range("method.distance_threshold", self.distance_threshold, low=0)
         check_range("method.accuracy_threshold", self.accuracy_threshold, low=0, high=1)
+
+    def check_training(self, training: TrainingSettings) -> None:
+        if training.epochs < 2:
+            raise UserError(
+                f"training.epochs={training.epochs} leaves method={self.name} nothing to compare: it prunes where "
+                "the masks after the first and the last epoch differ, so it must be at least 2."
+            )
 
     def first_state(self, client: int, origin: Origin) -> PackedMask:
         return origin.full_mask
