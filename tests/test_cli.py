@@ -140,7 +140,8 @@ def test_a_run_gets_its_plan_and_its_folder_which_goes_away_if_left_empty(fedspa
 
 def test_methods_sweep_each_with_the_mask_it_needs(fedspa):
     seen = []
-    assert fedspa(lambda plan, folder: seen.append(plan.names["mask"]), "-m", "logger=none", "method=fedspa,fedavg") == 0
+    task = lambda plan, folder: seen.append(plan.names["mask"])  # noqa: E731
+    assert fedspa(task, "-m", "logger=none", "method=fedspa,fedavg") == 0
     assert seen == ["dst", "none"]
 
 
