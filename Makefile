@@ -15,6 +15,7 @@ test: $(READY) ## run the tests
 
 check: $(READY) ## look for mistakes without running: ruff and mypy
 	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check --quiet .
 	$(RUN) -m mypy
 
 $(READY): pyproject.toml constraints.txt

@@ -35,7 +35,14 @@ class PlainLeNet5(nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(
-            *(nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            *(
+                nn.Conv2d(1, 20, 5),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(20, 50, 5),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+            ),
             *(nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 26)),
         )
 
@@ -82,7 +89,9 @@ def main(repeats: int) -> None:
         print(json.dumps({"loop": "fedspa", "seconds": ours[-1]}))
     federation.executor.close()
     ratio = median(ours) / median(plain)
-    print(json.dumps({"cores": usable_cores(), "plain": median(plain), "fedspa": median(ours), "ratio": ratio}))
+    print(
+        json.dumps({"cores": usable_cores(), "plain": median(plain), "fedspa": median(ours), "ratio": ratio})
+    )
 
 
 if __name__ == "__main__":

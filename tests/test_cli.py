@@ -133,7 +133,9 @@ def test_results_go_to_the_project_from_any_folder(tmp_path, monkeypatch, method
 
 def test_a_run_gets_its_plan_and_its_folder_which_goes_away_if_left_empty(fedspa, tmp_path):
     seen = []
-    assert fedspa(lambda plan, folder: seen.append((plan.settings.seed, folder, folder.is_dir())), "seed=3") == 0
+    assert (
+        fedspa(lambda plan, folder: seen.append((plan.settings.seed, folder, folder.is_dir())), "seed=3") == 0
+    )
     assert seen == [(3, tmp_path / "run", True)]
     assert not (tmp_path / "run").exists()
 

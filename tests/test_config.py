@@ -118,7 +118,10 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
         ("hardware.threads=2.5", "hardware.threads=2.5 is not a whole number."),
         ("hardware.precision=16", "hardware.precision=16 is not known: valid are 32-true, 64-true,"),
         ("hardware.threads=0", "hardware.threads=0 is out of range: it must be at least 1."),
-        ("metric=[macro_f1]", "metric has no accuracy, which the summary is about: use metric=[accuracy,macro_f1]."),
+        (
+            "metric=[macro_f1]",
+            "metric has no accuracy, which the summary is about: use metric=[accuracy,macro_f1].",
+        ),
         ("mask=none", "method=fedspa needs masks, but mask=none: use mask=dst or"),
         ("name=${nothing}", "Interpolation key 'nothing' not found"),
         ("mask._target_=os.system", "mask._target_=os.system is not a class of fedspa: a package"),

@@ -108,7 +108,14 @@ SMALL = (
 
 @pytest.mark.parametrize(
     "words",
-    ["mask.anneal_rounds=9", "mask=rsm", "method=fedavg", "method=ditto", "method=local", "method=subsampling"],
+    [
+        "mask.anneal_rounds=9",
+        "mask=rsm",
+        "method=fedavg",
+        "method=ditto",
+        "method=local",
+        "method=subsampling",
+    ],
 )
 def test_a_run_costs_what_was_told_to_the_byte(plan, words):
     wanted = plan(*SMALL, words)

@@ -25,7 +25,9 @@ def block(language: str) -> str:
 def copy(tmp_path):
     """A copy of the project's code and config, with the example's two files in it."""
     for folder in ("src", "conf", "sweeps"):
-        shutil.copytree(project_root() / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            project_root() / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     shutil.copy(project_root() / "pyproject.toml", tmp_path)
     for path, language in re.findall(r"`((?:src|conf)/\S+/lottery\.(py|yaml))`", PAGE):
         (tmp_path / path).write_text(block({"py": "python"}.get(language, language)))

@@ -34,7 +34,13 @@ def small(tmp_path: Path) -> Study:
     """DST with two seeds and FedAvg with both on Dirichlet 0.3; on IID only FedAvg, with one seed."""
     dst = {"traffic": 3e6, "flops": 2e9}
     make_run(tmp_path / "d0", {"global": [40, 60], "personal": [50, 71], "local": [72, 80]}, seed=0, **dst)
-    make_run(tmp_path / "d1", {"global": [40, 62], "personal": [50, 69], "local": [60, 82]}, seed=1, visited=3, **dst)
+    make_run(
+        tmp_path / "d1",
+        {"global": [40, 62], "personal": [50, 69], "local": [60, 82]},
+        seed=1,
+        visited=3,
+        **dst,
+    )
     dense = {"method": "fedavg", "mask": "none", "sparsity": 0.0, "traffic": 6e6, "flops": 4e9}
     make_run(tmp_path / "f0", {"global": [60, 70], "local": [60, 81.04]}, seed=0, **dense)
     make_run(tmp_path / "f1", {"global": [60, 74], "local": [60, 81]}, seed=1, **dense)
@@ -56,7 +62,8 @@ def test_the_main_table_shows_every_kind_and_what_is_missing(small: Study) -> No
         (group, name) for group in ("IID", "Dirichlet 0.3") for name in kinds
     ]
     assert texts(table) == {
-        "FedSpa (DST)": ["missing"] * 5 + ["61.0 \u00b1 1.0", "70.0 \u00b1 1.0", "81.0 \u00b1 1.0 (3/4)", "3.0", "2.0"],
+        "FedSpa (DST)": ["missing"] * 5
+        + ["61.0 \u00b1 1.0", "70.0 \u00b1 1.0", "81.0 \u00b1 1.0 (3/4)", "3.0", "2.0"],
         "FedAvg": ["90.0 [1 seed]", "\u2013", "91.0 [1 seed]", "6.0", "4.0"]
         + ["72.0 \u00b1 2.0", "\u2013", "81.0 \u00b1 0.0", "6.0", "4.0"],
     }
@@ -67,7 +74,9 @@ def test_the_best_is_bold_and_equal_looks_are_equal(small: Study) -> None:
     dst, fedavg = markdown(tables.main_tables(small)[0]).splitlines()[2:]
     assert dst.startswith("| FedSpa (DST) | missing |")
     assert "| 61.0 \u00b1 1.0 | 70.0 \u00b1 1.0 | **81.0 \u00b1 1.0 (3/4)** | **3.0** | **2.0** |" in dst
-    assert "| **72.0 \u00b1 2.0** | \u2013 | **81.0 \u00b1 0.0** | 6.0 | 4.0 |" in fedavg  # 81.02 looks the same
+    assert (
+        "| **72.0 \u00b1 2.0** | \u2013 | **81.0 \u00b1 0.0** | 6.0 | 4.0 |" in fedavg
+    )  # 81.02 looks the same
 
 
 def test_rounds_to_an_accuracy_stand_under_their_kind(small: Study) -> None:
@@ -92,7 +101,10 @@ def test_rounds_to_a_rivals_best(small: Study) -> None:
         "FedAvg global, 72.0 % in round 2.0", "FedAvg local, 81.0 % in round 2.0",
     ]  # fmt: skip
     found = {label: cells[2:] for label, cells in texts(table).items()}
-    assert found["FedSpa (DST), local"] == ["1.5 (\u221225 %)", ">2 (1/2)"]  # 70 % in round 1, 74 % in round 2
+    assert found["FedSpa (DST), local"] == [
+        "1.5 (\u221225 %)",
+        ">2 (1/2)",
+    ]  # 70 % in round 1, 74 % in round 2
     assert found["FedSpa (DST), global"] == [">2", ">2"]
     assert found["FedAvg, global"] == ["2.0 (\u00b10 %)", ">2"]
 
@@ -132,7 +144,9 @@ def test_markdown() -> None:
 
 
 def test_latex() -> None:
-    assert latex(example()) == r"""\begin{table}
+    assert (
+        latex(example())
+        == r"""\begin{table}
 \centering
 \caption{Example. 100 \% honest}
 \label{tab:example}
@@ -148,6 +162,7 @@ a=x\_y & 1.0 $\pm$ 0.1 & \textbf{5} & missing \\
 \end{tabular}
 \end{table}
 """
+    )
 
 
 def test_html() -> None:
@@ -163,7 +178,9 @@ def test_results_have_all_digits(small: Study, tmp_path: Path) -> None:
     with (tmp_path / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
 
-    def cells(split: str, method: str, quantity: str, kind: str = "", target: str = "") -> list[tuple[str, ...]]:
+    def cells(
+        split: str, method: str, quantity: str, kind: str = "", target: str = ""
+    ) -> list[tuple[str, ...]]:
         wanted = {"split": split, "method": method, "quantity": quantity, "kind": kind, "target": target}
         return [
             (row["mean"], row["std"], row["seeds"], row["reached"])
@@ -175,7 +192,9 @@ def test_results_have_all_digits(small: Study, tmp_path: Path) -> None:
     assert float(local[0]) == pytest.approx(81.02) and local[2] == "2"
     assert cells("Dirichlet 0.3", "fedspa", "traffic") == [("3000000.0", "0.0", "2", "")]
     assert cells("Dirichlet 0.3", "fedspa", "rounds_to", "personal", "70") == [("", "", "2", "1")]
-    assert cells("Dirichlet 0.3", "fedspa", "rounds_to_best_of", "local", "FedAvg global") == [("1.5", "0.5", "2", "2")]
+    assert cells("Dirichlet 0.3", "fedspa", "rounds_to_best_of", "local", "FedAvg global") == [
+        ("1.5", "0.5", "2", "2")
+    ]
     assert cells("IID", "fedspa", "accuracy") == [("", "", "0", "")]
 
 
@@ -227,10 +246,14 @@ def test_a_cell_matches_by_method_data_and_sparsity(tmp_path: Path) -> None:
     for name, change in changes.items():
         paper_run(tmp_path / name, curves, **{key: value for key, value in change.items() if "." not in key})
     config = tmp_path / "initial" / "config.yaml"
-    config.write_text(config.read_text().replace("mask:\n  name: dst", "mask:\n  name: dst\n  initial: different"))
+    config.write_text(
+        config.read_text().replace("mask:\n  name: dst", "mask:\n  name: dst\n  initial: different")
+    )
     config = tmp_path / "cut" / "config.yaml"
     config.write_text(config.read_text().replace("train_rows: null", "train_rows: 6000"))
-    matched = {run.name: printed(run, "accuracy") is not None for run in read_runs(folders_under(tmp_path)).runs}
+    matched = {
+        run.name: printed(run, "accuracy") is not None for run in read_runs(folders_under(tmp_path)).runs
+    }
     assert matched == {name: name == "same" for name in changes}
 
 
@@ -238,7 +261,15 @@ def test_ours_stand_beside_the_papers_with_the_difference(tmp_path: Path) -> Non
     for seed, local in ((0, 87.0), (1, 88.0)):
         paper_run(tmp_path / str(seed), {"global": [60.0, 70.0], "local": [70.0, local]}, seed=seed)
     final, rounds = paper_tables(study_of(tmp_path))
-    assert [column.name for column in final.columns] == ["paper", "global", "local", "paper", "ours", "paper", "ours"]
+    assert [column.name for column in final.columns] == [
+        "paper",
+        "global",
+        "local",
+        "paper",
+        "ours",
+        "paper",
+        "ours",
+    ]
     assert texts(final)["FedSpa (DST)"] == [
         "88.2 \u00b1 0.4", "70.0 \u00b1 0.0 (\u221218.2)", "87.5 \u00b1 0.5 (\u22120.7)",
         "369.2", "369.2 \u00b1 0.0 (+0.0)", "173.5", "173.5 \u00b1 0.0 (+0.0)",
@@ -274,7 +305,11 @@ def test_the_page_needs_nothing_else(small: Study, tmp_path: Path) -> None:
     for item in (*report.tables, *drawn):
         assert f"<h3>{item.title}</h3>" in text and f"<p>{html.escape(item.caption)}</p>" in text
     assert text.count("<img ") == 2
-    files = {file.relative_to(tmp_path / "out").as_posix() for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    files = {
+        file.relative_to(tmp_path / "out").as_posix()
+        for file in (tmp_path / "out").rglob("*")
+        if file.is_file()
+    }
     assert files >= {"index.html", "report.md", "tables.tex", "results.csv", "figures/time-digits-iid.svg"}
     links = re.findall(r"\]\((.*?)\)", (tmp_path / "out" / "report.md").read_text())
     assert links and all((tmp_path / "out" / link).is_file() for link in links)
@@ -283,7 +318,9 @@ def test_the_page_needs_nothing_else(small: Study, tmp_path: Path) -> None:
 def test_the_same_study_gives_the_same_page(small: Study, tmp_path: Path) -> None:
     def page(name: str) -> bytes:
         report = make_report(small)
-        return write_report(replace(report, pictures=report.pictures[2:3]), small, tmp_path / name).read_bytes()
+        return write_report(
+            replace(report, pictures=report.pictures[2:3]), small, tmp_path / name
+        ).read_bytes()
 
     assert page("a") == page("b")
 
@@ -333,7 +370,14 @@ def test_the_command_writes_a_report_without_torch(tmp_path: Path) -> None:
     script = project_root() / "src" / "report.py"
     code = f"import runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, {str(script.parent)!r})\n"
     code += "try: runpy.run_path(sys.argv[0], run_name='__main__')\nfinally: print('torch' in sys.modules)"
-    command = [sys.executable, "-c", code, str(script), f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'out'}"]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        str(script),
+        f"runs={tmp_path / 'runs'}",
+        f"out={tmp_path / 'out'}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
     assert "Left out: b: it has no summary.json, so it has not finished." in done.stdout
     assert f"The report is {tmp_path / 'out' / 'index.html'}" in done.stdout

@@ -58,7 +58,9 @@ def test_nothing_to_report_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no run"):
         folders_under(tmp_path)
     (make_run(tmp_path / "run", {"global": [10]}) / "summary.json").unlink()
-    with pytest.raises(UserError, match="None of the 1 runs found can be reported: run: it has no summary.json"):
+    with pytest.raises(
+        UserError, match="None of the 1 runs found can be reported: run: it has no summary.json"
+    ):
         read_runs(folders_under(tmp_path))
 
 
@@ -72,10 +74,14 @@ def test_runs_are_found_in_the_tracking_store(tmp_path: Path, monkeypatch: pytes
     experiment = client.create_experiment("fedspa", artifact_location=(tmp_path / "artifacts").as_uri())
     for method in ("fedspa", "fedavg"):
         stored = client.create_run(experiment, tags={"method": method}, run_name=method)
-        client.log_artifacts(stored.info.run_id, str(make_run(tmp_path / method, {"global": [42]}, method=method)))
+        client.log_artifacts(
+            stored.info.run_id, str(make_run(tmp_path / method, {"global": [42]}, method=method))
+        )
     client.create_run(experiment, tags={"method": "fedspa"}, run_name="a parent without files")
     found = read_runs(folders_in_store("tags.method = 'fedspa'"))
-    assert [(run.summary["method"], run.curve("global")[1].tolist()) for run in found.runs] == [("fedspa", [42])]
+    assert [(run.summary["method"], run.curve("global")[1].tolist()) for run in found.runs] == [
+        ("fedspa", [42])
+    ]
     assert found.runs[0].name.startswith("fedspa (")
     with pytest.raises(UserError, match="nor a filter of MLflow"):
         folders_in_store("method like dst")
@@ -193,7 +199,9 @@ def test_mask_overlap_against_label_similarity(tmp_path: Path) -> None:
     assert dict(zip(pairs, found.label_similarity, strict=True)) == {
         "01": 1, "02": 0, "03": 0.5, "12": 0, "13": 0.5, "23": 0.5,
     }  # fmt: skip
-    assert found.mask_overlap == pytest.approx([1, 0, 1 / 5, 0, 1 / 5, 2 / 4])  # the dense tensor a does not count
+    assert found.mask_overlap == pytest.approx(
+        [1, 0, 1 / 5, 0, 1 / 5, 2 / 4]
+    )  # the dense tensor a does not count
     assert found.by_chance == pytest.approx(0.25 / 0.75)
     assert found.correlation == pytest.approx(np.corrcoef(found.label_similarity, found.mask_overlap)[0, 1])
     assert found.p_value is not None and 0.001 <= found.p_value <= 1

@@ -91,7 +91,9 @@ def test_a_study_has_its_jobs(name):
     jobs = shipped(name).jobs
     assert len(jobs) == JOBS[name]
     assert len({job.name for job in jobs}) == len({frozenset(job.overrides) for job in jobs}) == len(jobs)
-    assert (ROOT / "sweeps" / f"{name}.yaml").read_text().splitlines()[1] == f"# python src/train.py -m sweep={name}"
+    assert (ROOT / "sweeps" / f"{name}.yaml").read_text().splitlines()[
+        1
+    ] == f"# python src/train.py -m sweep={name}"
 
 
 def test_the_main_comparison_pairs_methods_with_masks(plan):
@@ -139,7 +141,10 @@ def test_the_command_line_replaces_an_axis():
 def test_the_command_line_replaces_all_rows():
     small = ["seed=0", "experiment=digits_study"]
     names = [job.name for job in shipped("main", "method=fedavg,local", *small).jobs]
-    assert names == ["experiment=digits_study,method=fedavg,seed=0", "experiment=digits_study,method=local,seed=0"]
+    assert names == [
+        "experiment=digits_study,method=fedavg,seed=0",
+        "experiment=digits_study,method=local,seed=0",
+    ]
     whole = {job.name: set(job.overrides) for job in shipped("main", *small).jobs}
     assert whole.keys() > set(names)
 
@@ -165,7 +170,9 @@ def test_what_the_study_does_not_vary_makes_a_variant(words, name):
 def test_a_job_is_named_by_what_varies():
     both = adhoc("method=fedspa,fedavg", "seed=0,1", "training.lr=0.2")
     assert both.name == "method+seed,training.lr=0.2"
-    assert [job.name for job in both.jobs] == [f"method={m},seed={s}" for m in ("fedspa", "fedavg") for s in (0, 1)]
+    assert [job.name for job in both.jobs] == [
+        f"method={m},seed={s}" for m in ("fedspa", "fedavg") for s in (0, 1)
+    ]
     assert both.jobs[3].overrides == ("method=fedavg", "seed=1", "training.lr=0.2")
     assert adhoc("seed=0,1", "training.lr=0.2", "method=fedspa,fedavg").name == both.name
     assert adhoc("hardware=cpu,gpu").jobs[0].name == "hardware=cpu"
@@ -176,7 +183,9 @@ def test_one_run_is_a_sweep_too():
 
 
 def test_long_names_stay_apart():
-    first, second = (adhoc("seed=0,1", f"name={'x' * 10}", f"dataset.hub={'y' * 300}{end}").name for end in "ab")
+    first, second = (
+        adhoc("seed=0,1", f"name={'x' * 10}", f"dataset.hub={'y' * 300}{end}").name for end in "ab"
+    )
     assert first != second
     assert max(len(first), len(second)) < 255
 
@@ -365,14 +374,23 @@ def test_a_real_sweep(tmp_path, store):
 
     def train(*words: str) -> subprocess.CompletedProcess[str]:
         tiny = ["federation.rounds=1", "federation.clients_per_round=2", "hardware.workers=1"]
-        command = [sys.executable, str(ROOT / "src/train.py"), "-m", *tiny, f"hydra.sweep.dir={tmp_path}", *words]
+        command = [
+            sys.executable,
+            str(ROOT / "src/train.py"),
+            "-m",
+            *tiny,
+            f"hydra.sweep.dir={tmp_path}",
+            *words,
+        ]
         environment = os.environ | {"MLFLOW_TRACKING_URI": store}
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     first = train("seed=-1,0,1")
     assert first.returncode == 2, first.stderr
     assert "Failed: seed,federation.clients_per_round=2,federation.rounds=1/seed=-1\n" in first.stderr
-    assert first.stderr.endswith("1 of 3 jobs failed:\n  seed=-1  seed=-1 is out of range: it must be at least 0.\n")
+    assert first.stderr.endswith(
+        "1 of 3 jobs failed:\n  seed=-1  seed=-1 is out of range: it must be at least 0.\n"
+    )
     folder = tmp_path / "seed,federation.clients_per_round=2,federation.rounds=1"
     summaries = {path.parent.name: path.read_bytes() for path in folder.glob("*/summary.json")}
     assert summaries.keys() == {"seed=0", "seed=1"}
@@ -388,4 +406,7 @@ def test_a_real_sweep(tmp_path, store):
     nested = [run for run in runs if PARENT in run.data.tags]
     assert (parent.info.run_name, parent.info.status) == (folder.name, "FINISHED")
     assert {run.data.tags[PARENT] for run in nested} == {parent.info.run_id}
-    assert sorted((run.data.tags["seed"], run.info.status) for run in nested) == [("0", "FINISHED"), ("1", "FINISHED")]
+    assert sorted((run.data.tags["seed"], run.info.status) for run in nested) == [
+        ("0", "FINISHED"),
+        ("1", "FINISHED"),
+    ]

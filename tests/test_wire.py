@@ -46,7 +46,9 @@ def conversations(draw) -> tuple[Message, ParameterSpace, PackedMask]:
     under = draw(st.sampled_from(("known", "next", "seed")))
     seed = draw(st.integers(0, 2**64 - 1)) if under == "seed" else None
     of_values = mask() if under == "seed" else next_mask if under == "next" and next_mask else known
-    bits = rng.integers(0, 2**32, space.total, dtype=np.uint32)  # all floats there are, -0, inf and NaN as well
+    bits = rng.integers(
+        0, 2**32, space.total, dtype=np.uint32
+    )  # all floats there are, -0, inf and NaN as well
     message = Message(
         Envelope(draw(st.sampled_from(("model", "update"))), draw(st.integers(0, 2**32 - 1)), 3),
         torch.from_numpy(bits.view(np.float32)),
@@ -104,7 +106,9 @@ def test_bytes_that_are_no_message_are_refused(data):
 
 def test_the_layout_by_hand():
     """Two tensors; the mask of the second changes from 110 to 011."""
-    message = Message(UPDATE, torch.tensor([1.0, 2.0, -3.0, 4.0, 9.0]), mask_of(1, 1, 1, 1, 0), mask_of(1, 1, 0, 1, 1))
+    message = Message(
+        UPDATE, torch.tensor([1.0, 2.0, -3.0, 4.0, 9.0]), mask_of(1, 1, 1, 1, 0), mask_of(1, 1, 0, 1, 1)
+    )
     data = encode(message, space_of(2, 3), mask_of(1, 1, 1, 1, 0))
     assert data[:24] == b"FSPA" + bytes([1, 1, 0, 0]) + struct.pack("<IIQ", 7, 3, 5)
     assert data[24:32] == struct.pack("<Q", 4)

@@ -78,7 +78,9 @@ def build(plan: Plan) -> Federation:
     engine = EagerEngine(fabric, network, settings.training, train_pixels)
     space = engine.space
     active, full_mask = plan.active_counts(space), PackedMask.pack(torch.ones(space.total))
-    first_masks = active and InitialMasks(space, active, shared=plan.mask.initial == "same", seed=settings.seed)
+    first_masks = active and InitialMasks(
+        space, active, shared=plan.mask.initial == "same", seed=settings.seed
+    )
     origin = Origin(engine.weights, first_masks or (lambda client: full_mask), full_mask)
 
     def evaluator(images: Pixels, client_rows: list[np.ndarray], prefix: str = "") -> Evaluator:

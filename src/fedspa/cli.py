@@ -73,7 +73,11 @@ def main(task: Task, schema: type[Config] = Config) -> int:
         return int(end.code or 0)
     except UserError as error:
         return report(error, show_traceback)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:  # from composing: no job raises them
+    except (
+        HydraException,
+        OmegaConfBaseException,
+        ValueError,
+    ) as error:  # from composing: no job raises them
         return report(explain_hydra(error), show_traceback)
     return 0
 

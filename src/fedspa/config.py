@@ -228,7 +228,9 @@ def explain(error: OmegaConfBaseException, group: str = "") -> UserError:
         valid = {str(key) for key in error.parent_node or ()}
         if error.full_key == error.key and not group:  # groups can be chosen, though not all are keys
             valid |= {"sweep", *(folder.name for folder in config_dir().iterdir() if folder.is_dir())}
-        return UserError(f"{where} is not a setting: {nearest(str(error.key), valid - {'_target_', 'hydra'})}.")
+        return UserError(
+            f"{where} is not a setting: {nearest(str(error.key), valid - {'_target_', 'hydra'})}."
+        )
     what = str(error).splitlines()[0].rstrip(".")
     if unconverted := re.fullmatch(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", what):
         value, wanted = unconverted.groups()

@@ -190,9 +190,13 @@ def _cost_table(report: CostReport) -> Table:
     visit, total, dense = report.visit(largest, first=False), report.total, report.dense_total
     table = _table(f"costs ({report.network.convention})", "a visit", "the run", "dense", "saved")
 
-    def row(title: str, show: Callable[[float], str], cost: Callable[[Costs], int], rival: int | None) -> None:
+    def row(
+        title: str, show: Callable[[float], str], cost: Callable[[Costs], int], rival: int | None
+    ) -> None:
         saved = f"{100 * (1 - cost(total) / rival):z.1f} %" if rival else ""
-        table.add_row(title, show(cost(visit)), show(cost(total)), "" if rival is None else show(rival), saved)
+        table.add_row(
+            title, show(cost(visit)), show(cost(total)), "" if rival is None else show(rival), saved
+        )
 
     row("FLOPs", show_flops, lambda costs: costs.flops, dense.flops)
     row("  training", show_flops, lambda costs: costs.train_flops, None)

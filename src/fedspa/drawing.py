@@ -34,7 +34,12 @@ def new_figure(
     FigureCanvasAgg(figure)
     grid = {"height_ratios": heights} if heights else {}
     axes = figure.subplots(
-        len(heights or [1]), columns, sharex=bool(heights), sharey=share_y, squeeze=columns == 1, gridspec_kw=grid
+        len(heights or [1]),
+        columns,
+        sharex=bool(heights),
+        sharey=share_y,
+        squeeze=columns == 1,
+        gridspec_kw=grid,
     )
     for one in figure.axes:
         one.spines[["top", "right", "left", "bottom"]].set_visible(False)
@@ -48,7 +53,13 @@ def set_title(axes: Axes, title: str, subtitle: str) -> None:
     """A bold title above the axes, and a line under it that says what is shown."""
     axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=20)
     axes.annotate(
-        subtitle, (0, 1), xytext=(0, 7), xycoords="axes fraction", textcoords="offset points", color=INK, fontsize=8.5
+        subtitle,
+        (0, 1),
+        xytext=(0, 7),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        color=INK,
+        fontsize=8.5,
     )
 
 

@@ -102,7 +102,11 @@ def _executed_flops(report: CostReport) -> int:
     settings, forward = plan.settings, network.forward_flops()
     training = report.total.train_flops * forward // network.forward_flops(report.active)
     rounds_tested = ceil(settings.federation.rounds / settings.eval.every)
-    tests = rounds_tested * settings.federation.clients * len({"global", "personal"}.intersection(plan.method.kinds))
+    tests = (
+        rounds_tested
+        * settings.federation.clients
+        * len({"global", "personal"}.intersection(plan.method.kinds))
+    )
     if "local" in plan.method.kinds:
         tests += report.visits.total()
     testing = tests * plan.dataset.client_test_images * forward
@@ -124,7 +128,9 @@ def _speed(plan: Plan) -> float:
 
     def train(samples: int) -> int:
         rows, source = torch.arange(samples), torch.Generator()
-        return engine.train(engine.weights, rows, epochs=1, learning_rate=training.lr, generator=source).samples
+        return engine.train(
+            engine.weights, rows, epochs=1, learning_rate=training.lr, generator=source
+        ).samples
 
     train(min(8, training.batch_size))  # the first call is slow
     begin, samples = time.perf_counter(), 0

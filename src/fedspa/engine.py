@@ -107,13 +107,16 @@ class EagerEngine:
         return total
 
     @torch.no_grad()
-    def predict(self, weights: torch.Tensor, pixels: Pixels, rows: torch.Tensor, batch_size: int) -> torch.Tensor:
+    def predict(
+        self, weights: torch.Tensor, pixels: Pixels, rows: torch.Tensor, batch_size: int
+    ) -> torch.Tensor:
         """The most likely class of each image: int64 [n], on the device."""
         self._module.start(weights)
         self._module.eval()
         with self.fabric.autocast():
             classes = [
-                self._module.network(batch.images).argmax(dim=1) for batch in pixels.in_order(rows, batch_size)
+                self._module.network(batch.images).argmax(dim=1)
+                for batch in pixels.in_order(rows, batch_size)
             ]
         return torch.cat(classes)
 

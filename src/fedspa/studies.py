@@ -47,11 +47,16 @@ class Study:
 def register_studies() -> None:
     """Make each file of sweeps/ an option of Hydra's group `sweep`."""
     for file in sorted((config_dir().parent / "sweeps").glob("*.yaml")):
-        ConfigStore.instance().store(group="sweep", name=file.stem, node=OmegaConf.load(file), package="_global_")
+        ConfigStore.instance().store(
+            group="sweep", name=file.stem, node=OmegaConf.load(file), package="_global_"
+        )
 
 
 def study(
-    params: Mapping[str, str], rows: Sequence[Mapping[str, Any]], arguments: Sequence[str], parser: OverridesParser
+    params: Mapping[str, str],
+    rows: Sequence[Mapping[str, Any]],
+    arguments: Sequence[str],
+    parser: OverridesParser,
 ) -> Study:
     """The study that a command line asks for.
 
@@ -99,7 +104,11 @@ def _choices(override: Override) -> list[str]:
     """The values of an override, each as an override of its own."""
     key = override.get_key_element()
     if not override.is_sweep_override():
-        return [override.input_line or ""] if override.is_delete() else [f"{key}={override.get_value_element_as_str()}"]
+        return (
+            [override.input_line or ""]
+            if override.is_delete()
+            else [f"{key}={override.get_value_element_as_str()}"]
+        )
     if not override.is_discrete_sweep():
         raise UserError(f"{override.input_line} is no list of values: write {key}=a,b.")
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
@@ -116,4 +125,3 @@ def _file_name(parts: Iterable[str]) -> str:
     if len(name) <= LONGEST_NAME:
         return name
     return f"{name[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-

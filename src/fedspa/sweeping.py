@@ -65,7 +65,8 @@ def run_sweep(study: Study, root: Path, compose: Compose, launch: Launch) -> int
     folder = root / study.name
     print(f"{study.name}: {len(study.jobs)} jobs, in {folder}", flush=True)
     jobs = [
-        PlannedJob(job.name, job.overrides, folder / job.name, _plan(compose(job.overrides))) for job in study.jobs
+        PlannedJob(job.name, job.overrides, folder / job.name, _plan(compose(job.overrides)))
+        for job in study.jobs
     ]
     if any(isinstance(job.plan, Plan) and job.plan.settings.dry_run for job in jobs):
         return _list(jobs)
@@ -87,7 +88,9 @@ def _list(jobs: Sequence[PlannedJob]) -> int:
     plans = {job.name: job.plan for job in jobs if isinstance(job.plan, Plan)}
     if plans:
         print(listing(plans, finished=[job.name for job in jobs if job.finished]))
-    return _conclude({job.name: JobFailed(2, str(job.plan)) for job in jobs if job.name not in plans}, len(jobs))
+    return _conclude(
+        {job.name: JobFailed(2, str(job.plan)) for job in jobs if job.name not in plans}, len(jobs)
+    )
 
 
 def _run(name: str, jobs: Sequence[PlannedJob], launch: Launch) -> int:
@@ -100,7 +103,9 @@ def _run(name: str, jobs: Sequence[PlannedJob], launch: Launch) -> int:
     loggers = next((job.plan.loggers for job in jobs if isinstance(job.plan, Plan)), {})
     with nested_in(name, loggers) as parent:
         places = [f"hydra.sweep.subdir='{name}/{job.name}'" for job in todo]
-        overrides = [[*job.overrides, *parent.overrides, place] for job, place in zip(todo, places, strict=True)]
+        overrides = [
+            [*job.overrides, *parent.overrides, place] for job, place in zip(todo, places, strict=True)
+        ]
         returned = launch(overrides) if todo else []
         failures = {
             job.name: _failure(result)

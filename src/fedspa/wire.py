@@ -138,7 +138,9 @@ def decode(
     mask_end = at + (spelled + 7) // 8
     end = mask_end + header.values * item
     if len(data) != end + _CHECKSUM_BYTES:
-        raise WireError(f"The message has {len(data)} bytes, by its header it must have {end + _CHECKSUM_BYTES}.")
+        raise WireError(
+            f"The message has {len(data)} bytes, by its header it must have {end + _CHECKSUM_BYTES}."
+        )
 
     bits = np.unpackbits(np.frombuffer(data[at:mask_end], np.uint8), count=spelled)
     changed = any(change != _SAME for change in changes)
@@ -212,7 +214,9 @@ def _mask_of_values(
     """The mask that a message's values lie under, on the receiver's side."""
     if under == _SEEDED:
         if draw is None or seed is None:
-            raise WireError(f"The message's values lie under a random mask, whose seed {seed} means nothing here.")
+            raise WireError(
+                f"The message's values lie under a random mask, whose seed {seed} means nothing here."
+            )
         return draw(seed)
     if under == _NEXT:
         if next_mask is None:

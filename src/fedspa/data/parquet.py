@@ -81,9 +81,7 @@ def decode_shard(shard: Shard, image: str, label: str, pixels: np.ndarray, label
         try:
             pixels[row] = decode_image(encoded, side, channels)
         except Exception as error:  # Pillow raises of many kinds on broken bytes
-            raise UserError(
-                f"{shard.where}, row {row} (from 0): broken image, {brief(error)}."
-            ) from error
+            raise UserError(f"{shard.where}, row {row} (from 0): broken image, {brief(error)}.") from error
         if number is None:
             raise UserError(f"{shard.where}, row {row} (from 0): the label is missing.")
         labels[row] = number

@@ -68,7 +68,9 @@ class DST(MaskSearcher):
         return torch.cat([self._exchange(rate, *piece) for piece in pieces])
 
     @staticmethod
-    def _exchange(rate: float, mask: torch.Tensor, magnitude: torch.Tensor, growth: torch.Tensor) -> torch.Tensor:
+    def _exchange(
+        rate: float, mask: torch.Tensor, magnitude: torch.Tensor, growth: torch.Tensor
+    ) -> torch.Tensor:
         active = int(mask.count_nonzero())
         if active == mask.numel():  # dense: whatever is dropped would be grown again
             return mask

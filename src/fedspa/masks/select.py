@@ -37,7 +37,9 @@ def largest(scores: torch.Tensor, k: int) -> torch.Tensor:
     return smallest(-scores, k)
 
 
-def drop_and_grow(mask: torch.Tensor, drop_scores: torch.Tensor, grow_scores: torch.Tensor, k: int) -> torch.Tensor:
+def drop_and_grow(
+    mask: torch.Tensor, drop_scores: torch.Tensor, grow_scores: torch.Tensor, k: int
+) -> torch.Tensor:
     """Deactivate the k active coordinates of smallest drop score, then activate k inactive ones.
 
     Grown are the k largest grow scores among *all* inactive coordinates, the just dropped ones included,

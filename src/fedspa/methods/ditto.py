@@ -40,7 +40,9 @@ class Ditto(Method):
         check_range("method.personal_epochs", self.personal_epochs, low=0)
         check_range("method.proximal", self.proximal, low=0)
         if self.shared_epochs + self.personal_epochs == 0:
-            raise UserError("method.shared_epochs and method.personal_epochs are both 0: one must be at least 1.")
+            raise UserError(
+                "method.shared_epochs and method.personal_epochs are both 0: one must be at least 1."
+            )
 
     def first_state(self, client: int, origin: Origin) -> torch.Tensor:
         return origin.weights

@@ -75,7 +75,10 @@ class SubFedAvg(Method):
             early, late = self._pruned(space, mask, first.weights), self._pruned(space, mask, last.weights)
             unsettled = float((early != late).float().mean()) > self.distance_threshold
             judged = unsettled and self._pruned_share(space, mask) < self.sparsity
-            adopted = judged and task.engine.training_accuracy(late * last.weights, task.rows) > self.accuracy_threshold
+            adopted = (
+                judged
+                and task.engine.training_accuracy(late * last.weights, task.rows) > self.accuracy_threshold
+            )
         next_mask = late if adopted else mask
         active, sent = space.count(mask), space.count(next_mask)
         size = task.size(active)
@@ -84,7 +87,8 @@ class SubFedAvg(Method):
             holds=next_mask,
             state=PackedMask.pack(next_mask) if adopted else task.own_mask,
             local=last.weights,
-            loss=(first.loss * first.samples + (last.loss * last.samples if last is not first else 0.0)) / samples,
+            loss=(first.loss * first.samples + (last.loss * last.samples if last is not first else 0.0))
+            / samples,
             samples=samples,
             costs=self.visit_costs(size, None)
             + Costs(

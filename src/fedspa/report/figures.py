@@ -62,7 +62,9 @@ def accuracy_by_round(study: Study, setting: Setting) -> Picture | None:
         set_title(axes, f"{kind} models", f"{setting.label}: accuracy in %" if axes is figure.axes[0] else "")
     figure.axes[0].set_ylim(top=min(101, figure.axes[0].get_ylim()[1]))
     _legend(figure, study.rows_of(setting), colors)
-    band = f"; band: one standard deviation over the seeds {_list(study.seeds)}" if len(study.seeds) > 1 else ""
+    band = (
+        f"; band: one standard deviation over the seeds {_list(study.seeds)}" if len(study.seeds) > 1 else ""
+    )
     return Picture(
         f"accuracy-{_slug(setting)}",
         f"{setting.label}: accuracy by round",
@@ -90,7 +92,9 @@ def accuracy_by_traffic(study: Study, setting: Setting) -> Picture | None:
                 continue
             sent = measures.traffic(runs).mean / byte
             paths.setdefault((row.method, row.mask), []).append((sent, accuracy.mean))
-            axes.errorbar(sent, accuracy.mean, accuracy.std, color=colors[row], marker="o", markersize=5, linewidth=1.2)
+            axes.errorbar(
+                sent, accuracy.mean, accuracy.std, color=colors[row], marker="o", markersize=5, linewidth=1.2
+            )
             if sparsity := float(runs[0].summary["sparsity"]):
                 axes.annotate(
                     f"{sparsity:g}", (sent, accuracy.mean), xytext=(5, 4), textcoords="offset points",
@@ -210,7 +214,9 @@ def layer_densities(study: Study, setting: Setting) -> Picture | None:
     axes.set_xlim(0, 1.02)
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
     _row_ticks(axes, [name for _, name in layers])
-    set_title(axes, "Density of the masks", f"{setting.label}: share of active weights by layer, mean over clients")
+    set_title(
+        axes, "Density of the masks", f"{setting.label}: share of active weights by layer, mean over clients"
+    )
     _legend(figure, list(shares), colors)
     return Picture(
         f"density-{_slug(setting)}",
@@ -225,7 +231,9 @@ def wall_time(study: Study, setting: Setting) -> Picture | None:
     """Seconds of training and mask search in a visit; None where no run kept its times."""
     rows, times = [], []
     for row in study.rows_of(setting):
-        train, search = (measures.seconds_a_visit(study.runs(row, setting), phase) for phase in ("train", "search"))
+        train, search = (
+            measures.seconds_a_visit(study.runs(row, setting), phase) for phase in ("train", "search")
+        )
         if train and search:
             rows.append(row)
             times.append((train.mean, search.mean))
@@ -276,7 +284,12 @@ def _legend(figure: Figure, rows: Sequence[Row], colors: dict[Row, str]) -> None
 
     handles: list[Any] = [Line2D([], [], color=colors[row], linewidth=3, label=row.label) for row in rows]
     figure.legend(
-        handles=handles, loc="outside right upper", frameon=False, fontsize=8.5, labelcolor=INK, handlelength=1
+        handles=handles,
+        loc="outside right upper",
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=INK,
+        handlelength=1,
     )
 
 

@@ -55,7 +55,9 @@ class Table:
     @property
     def groups(self) -> list[tuple[str, int]]:
         """The headings, and how many columns each spans."""
-        return [(group, len(list(columns))) for group, columns in groupby(self.columns, key=lambda c: c.group)]
+        return [
+            (group, len(list(columns))) for group, columns in groupby(self.columns, key=lambda c: c.group)
+        ]
 
 
 def markdown(table: Table) -> str:
@@ -83,13 +85,20 @@ def latex(table: Table) -> str:
         *([f"{' & '.join(spans)} \\\\", " ".join(rules)] if any(group for group, _ in table.groups) else []),
         f"{' & '.join(['', *(_escape_latex(column.name) for column in table.columns)])} \\\\",
         "\\midrule",
-        *(f"{' & '.join([_escape_latex(label), *_latex_cells(table, cells)])} \\\\" for label, cells in table.rows),
+        *(
+            f"{' & '.join([_escape_latex(label), *_latex_cells(table, cells)])} \\\\"
+            for label, cells in table.rows
+        ),
         "\\bottomrule",
         "\\end{tabular}",
     ]
     if count > 6:
         body = ["\\resizebox{\\textwidth}{!}{%", *body[:-1], body[-1] + "}"]
-    head = ["\\begin{table}", "\\centering", f"\\caption{{{_escape_latex(f'{table.title}. {table.caption}')}}}"]
+    head = [
+        "\\begin{table}",
+        "\\centering",
+        f"\\caption{{{_escape_latex(f'{table.title}. {table.caption}')}}}",
+    ]
     return "\n".join([*head, f"\\label{{tab:{table.name}}}", *body, "\\end{table}"]) + "\n"
 
 

@@ -37,7 +37,9 @@ def densities(run: Run) -> np.ndarray:
     _, masks = run.masks()
     sizes = _sizes(run)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    active = [np.add.reduceat(np.unpackbits(bits, count=sizes.sum()), starts, dtype=np.int64) for bits in masks]
+    active = [
+        np.add.reduceat(np.unpackbits(bits, count=sizes.sum()), starts, dtype=np.int64) for bits in masks
+    ]
     return np.stack(active) / sizes
 
 

@@ -37,7 +37,9 @@ def parse(arguments: list[str]) -> Options:
         if not equals:
             raise UserError(f"{argument} cannot be read: an option is written as key=value.")
         if key not in ("sweep", "runs", "out", "paper", "targets"):
-            raise UserError(f"{key} is not an option: {nearest(key, ('sweep', 'runs', 'out', 'paper', 'targets'))}.")
+            raise UserError(
+                f"{key} is not an option: {nearest(key, ('sweep', 'runs', 'out', 'paper', 'targets'))}."
+            )
         if not value:
             raise UserError(f"{key}= has no value.")
         given[key] = value
@@ -62,7 +64,9 @@ def _runs(text: str) -> tuple[str, Path | str]:
     if folder.is_dir():
         return folder.resolve().name, folder
     if not any(word in text.lower() for word in ("=", "<", ">", " like ", " in ")):
-        raise UserError(f"runs={text} is no folder, and a filter of MLflow looks like \"tags.dataset = 'digits'\".")
+        raise UserError(
+            f"runs={text} is no folder, and a filter of MLflow looks like \"tags.dataset = 'digits'\"."
+        )
     return "mlflow", text
 
 

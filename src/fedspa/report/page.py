@@ -87,7 +87,10 @@ def write_report(report: Report, study: Study, folder: Path, targets: Sequence[f
 
 def html_page(report: Report, drawings: dict[str, bytes]) -> str:
     """One page that needs nothing else. `drawings`: each picture's SVG by name."""
-    parts = [f"<h1>{html.escape(report.title)}</h1>", *(f"<p>{html.escape(fact)}</p>" for fact in report.facts)]
+    parts = [
+        f"<h1>{html.escape(report.title)}</h1>",
+        *(f"<p>{html.escape(fact)}</p>" for fact in report.facts),
+    ]
     if report.left_out:
         items = "".join(f"<li>{html.escape(line)}</li>" for line in report.left_out)
         parts.append(f"<p>Left out:</p><ul>{items}</ul>")

@@ -97,7 +97,10 @@ def _final_table(study: Study, setting: Setting, rows: list[Row]) -> Table:
     for row in rows:
         runs = study.runs(row, setting)
         paper = {quantity: printed(runs[0], quantity) for quantity in ("accuracy", "traffic", "flops")}
-        ours = (measures.value_traffic(runs), 1e9, paper["traffic"]), (measures.flops(runs), 1e14, paper["flops"])
+        ours = (
+            (measures.value_traffic(runs), 1e9, paper["traffic"]),
+            (measures.flops(runs), 1e14, paper["flops"]),
+        )
         cells = [_printed_cell(paper["accuracy"])]
         cells += [_beside(measures.final_accuracy(runs, kind), 1, paper["accuracy"], runs) for kind in kinds]
         for amount, unit, value in ours:
@@ -109,7 +112,9 @@ def _final_table(study: Study, setting: Setting, rows: list[Row]) -> Table:
         "the local one, its RSM and FedAvg figures like the global one. Traffic is that of weights and updates, as the "
         f"paper counts it; FLOPs are counted as the runs\u2019 costs.convention says. {_cut(study, setting, rows)}"
     )
-    return Table(f"paper-{slug(setting.label)}", f"{setting.label}: beside the paper", caption, columns, lines)
+    return Table(
+        f"paper-{slug(setting.label)}", f"{setting.label}: beside the paper", caption, columns, lines
+    )
 
 
 def _rounds_table(study: Study, setting: Setting, rows: list[Row], targets: Sequence[float]) -> Table | None:

@@ -65,8 +65,14 @@ def _races(
     for method, rival_kind in measures.RIVALS:
         for rival in (row for row in study.rows_of(setting) if row.method == method):
             if found := measures.rival_race(runs, kind, study.runs(rival, setting), rival_kind):
-                line = {"kind": kind, "quantity": "rounds_to_best_of", "target": f"{rival.label} {rival_kind}"}
-                yield line | {"unit": "rounds", "reached": found.race.reached} | _numbers(found.race.over_seeds)
+                line = {
+                    "kind": kind,
+                    "quantity": "rounds_to_best_of",
+                    "target": f"{rival.label} {rival_kind}",
+                }
+                yield (
+                    line | {"unit": "rounds", "reached": found.race.reached} | _numbers(found.race.over_seeds)
+                )
 
 
 def _numbers(values: OverSeeds | None) -> dict[str, float]:

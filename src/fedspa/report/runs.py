@@ -132,7 +132,9 @@ def folders_under(root: Path) -> dict[str, Path]:
         if ("config.yaml" in files or "summary.json" in files) and SET_ASIDE not in Path(folder).parts
     }
     if not found:
-        raise UserError(f"{root} holds no run: a run's folder has a config.yaml and, once finished, a summary.json.")
+        raise UserError(
+            f"{root} holds no run: a run's folder has a config.yaml and, once finished, a summary.json."
+        )
     return found
 
 

@@ -36,7 +36,18 @@ PARTITIONS = {
 DATA_SECTIONS = ("dataset", "model", "partition", "federation")
 """Parts of the config that make a data setting; the others, but for the next, make a row."""
 NO_RESULT = (
-    *("name", "seed", "eval", "finetune", "theory", "metrics", "save", "hardware", "trusted_packages", "dry_run"),
+    *(
+        "name",
+        "seed",
+        "eval",
+        "finetune",
+        "theory",
+        "metrics",
+        "save",
+        "hardware",
+        "trusted_packages",
+        "dry_run",
+    ),
     "dataset.path",
 )
 """Settings that may differ between the runs of a cell: they change no training."""
@@ -91,7 +102,12 @@ class Setting:
     @property
     def _order(self) -> tuple[int, bool, float, str]:
         amount = _number(self.partition.split()[-1])
-        return _index(self.dataset, DATASETS), self.partition != "IID", -amount, self.split  # as the paper: even first
+        return (
+            _index(self.dataset, DATASETS),
+            self.partition != "IID",
+            -amount,
+            self.split,
+        )  # as the paper: even first
 
 
 @dataclass(frozen=True)
@@ -156,7 +172,11 @@ def varied_settings(runs: list[Run]) -> dict[str, list[str]]:
     """What differs between the runs: each setting with its values. Options that only some runs have are left out."""
     shared = set.intersection(*(set(run.settings) for run in runs)) - {"name"}
     values = {key: {run.settings[key] for run in runs} for key in sorted(shared)}
-    return {key: sorted(several, key=lambda v: (_number(v), v)) for key, several in values.items() if len(several) > 1}
+    return {
+        key: sorted(several, key=lambda v: (_number(v), v))
+        for key, several in values.items()
+        if len(several) > 1
+    }
 
 
 def _settings(runs: list[Run]) -> dict[Run, Setting]:
@@ -192,7 +212,9 @@ def _varied(groups: Iterable[list[Run]], belongs: Callable[[str], bool]) -> list
     groups = list(groups)
     names = {key for group in groups for run in group for key in run.settings}
     deciding = [key for key in names if belongs(key) and not _in(key, NO_RESULT)]
-    varied = [key for key in deciding if any(len({run.settings.get(key) for run in group}) > 1 for group in groups)]
+    varied = [
+        key for key in deciding if any(len({run.settings.get(key) for run in group}) > 1 for group in groups)
+    ]
     by_values: dict[tuple[str | None, ...], str] = {}
     for key in sorted(varied, key=lambda key: (len(key), key)):
         by_values.setdefault(tuple(run.settings.get(key) for group in groups for run in group), key)
@@ -210,7 +232,11 @@ def _assignments(varied: tuple[tuple[str, str], ...]) -> list[str]:
 
 def _partition(run: Run) -> str:
     name = run.summary["partition"]
-    options = {key.removeprefix("partition."): value for key, value in run.settings.items() if _in(key, ["partition"])}
+    options = {
+        key.removeprefix("partition."): value
+        for key, value in run.settings.items()
+        if _in(key, ["partition"])
+    }
     try:
         return PARTITIONS.get(name, name).format(**options)
     except KeyError:

@@ -67,7 +67,13 @@ def rounds_tables(study: Study, targets: Sequence[float] = ()) -> list[Table]:
                     wanted += [(setting, target) for target in targets or run_targets(study.runs_of(setting))]
             columns = [Column(setting.split, f"{target:g} %", "low") for setting, target in wanted]
             rows = [
-                (row.label, [rounds_cell(study, study.runs(row, setting), kind, target) for setting, target in wanted])
+                (
+                    row.label,
+                    [
+                        rounds_cell(study, study.runs(row, setting), kind, target)
+                        for setting, target in wanted
+                    ],
+                )
                 for row in study.rows
                 if any(kind in run.kinds for setting in settings for run in study.runs(row, setting))
             ]
@@ -95,11 +101,16 @@ def rival_tables(study: Study) -> list[Table]:
         ]
         if not races or len(study.rows) < 2:
             continue
-        columns = [Column(setting.split, _goal(study, rival, setting, kind)) for setting, rival, kind in races]
+        columns = [
+            Column(setting.split, _goal(study, rival, setting, kind)) for setting, rival, kind in races
+        ]
         rows = [
             (
                 f"{row.label}, {kind}",
-                [_rival_cell(study.runs(row, s), kind, study.runs(rival, s), theirs) for s, rival, theirs in races],
+                [
+                    _rival_cell(study.runs(row, s), kind, study.runs(rival, s), theirs)
+                    for s, rival, theirs in races
+                ],
             )
             for row in study.rows
             for kind in KINDS[:-1]
@@ -112,7 +123,9 @@ def rival_tables(study: Study) -> list[Table]:
             "as the paper seems to set it, its lead is mostly that; FedAvg\u2019s local model is its fair rival. "
             f">20 (1/3): not every seed got there within 20 rounds, 1 of 3 did. {LEGEND}"
         )
-        tables.append(Table(f"rivals-{slug(data)}", f"{data}: rounds to a rival\u2019s best", caption, columns, rows))
+        tables.append(
+            Table(f"rivals-{slug(data)}", f"{data}: rounds to a rival\u2019s best", caption, columns, rows)
+        )
     return tables
 
 
@@ -131,7 +144,9 @@ def time_table(study: Study) -> Table | None:
                 cells += [Cell(MISSING)] * 3
                 continue
             searches = search.mean > 0
-            share = OverSeeds(tuple(100 * s / t for s, t in zip(search.values, train.values, strict=True) if t))
+            share = OverSeeds(
+                tuple(100 * s / t for s, t in zip(search.values, train.values, strict=True) if t)
+            )
             cells += [
                 Cell(plus_minus(train, 3)),
                 Cell(plus_minus(search, 3) if searches else NONE),
@@ -150,7 +165,9 @@ def time_table(study: Study) -> Table | None:
 def run_targets(runs: list[Run]) -> list[float]:
     """The target accuracies of the runs' own configs, ascending."""
     texts = {run.settings.get("eval.targets", "[]") for run in runs}
-    return sorted({float(target) for text in texts for target in text.strip("[]").split(",") if target.strip()})
+    return sorted(
+        {float(target) for text in texts for target in text.strip("[]").split(",") if target.strip()}
+    )
 
 
 def accuracy_cell(study: Study, runs: list[Run], kind: str) -> Cell:
@@ -222,17 +239,23 @@ def _rival_cell(runs: list[Run], kind: str, rivals: list[Run], rival_kind: str) 
 def _goal(study: Study, rival: Row, setting: Setting, kind: str) -> str:
     """`FedAvg global, 82.0 % in round 950.0`."""
     goals = [measures.best(run, kind) for run in study.runs(rival, setting)]
-    accuracy, rounds = (OverSeeds(tuple(float(value) for value in column)).mean for column in zip(*goals, strict=True))
+    accuracy, rounds = (
+        OverSeeds(tuple(float(value) for value in column)).mean for column in zip(*goals, strict=True)
+    )
     return f"{rival.label} {kind}, {accuracy:.1f} % in round {rounds:.1f}"
 
 
 def _by_data(study: Study) -> list[tuple[str, list[Setting]]]:
-    return [(data, list(settings)) for data, settings in groupby(study.settings, key=lambda setting: setting.data)]
+    return [
+        (data, list(settings)) for data, settings in groupby(study.settings, key=lambda setting: setting.data)
+    ]
 
 
 def _grid(study: Study, settings: list[Setting]) -> str:
     """How finely rounds are known: between tests a run tells no scores, not even those of local models."""
-    every = {run.settings.get("eval.every", "1") for setting in settings for run in study.runs_of(setting)} - {"1"}
+    every = {
+        run.settings.get("eval.every", "1") for setting in settings for run in study.runs_of(setting)
+    } - {"1"}
     if not every:
         return ""
     return f"Tested every {' or '.join(sorted(every, key=int))} rounds. "
@@ -252,5 +275,3 @@ def plus_minus(values: OverSeeds, digits: int) -> str:
 
 def slug(text: str) -> str:
     return "".join(char if char.isalnum() else "-" for char in text.lower()).strip("-")
-
-

@@ -55,7 +55,9 @@ class MLflowTracker:
         self._info = info
         self._client, self._experiment_id = self.open_store()
         tags = _tags(info) | ({PARENT: self.parent_run_id} if self.parent_run_id else {})
-        run = self._client.create_run(self._experiment_id, run_name=str(info.config.get("name", "run")), tags=tags)
+        run = self._client.create_run(
+            self._experiment_id, run_name=str(info.config.get("name", "run")), tags=tags
+        )
         self._run_id, self._flushed = run.info.run_id, time.monotonic()
         self._log_params(info.config)
 

@@ -29,7 +29,9 @@ def nested_in(sweep: str, loggers: Mapping[str, Any]) -> Iterator[Parent]:
     The store is made here, before jobs that run side by side could all try to. Raises `UserError` if it cannot
     be had.
     """
-    found = next(((key, logger) for key, logger in loggers.items() if isinstance(logger, MLflowTracker)), None)
+    found = next(
+        ((key, logger) for key, logger in loggers.items() if isinstance(logger, MLflowTracker)), None
+    )
     if found is None:
         yield Parent([])
         return

@@ -73,7 +73,9 @@ class RunFolder:
         clients.close()
         layout = _Table(folder / "tensors.csv", ["tensor", "shape", "parameters"])
         for name, tensor in result.weights.items():  # safetensors files are in alphabetical order
-            layout.write({"tensor": name, "shape": "x".join(map(str, tensor.shape)), "parameters": tensor.numel()})
+            layout.write(
+                {"tensor": name, "shape": "x".join(map(str, tensor.shape)), "parameters": tensor.numel()}
+            )
         layout.close()
         for name in ("weights", "masks", "local_weights"):
             if tensors := getattr(result, name):
