@@ -26,8 +26,8 @@ from omegaconf.errors import (
 
 from fedspa.errors import UserError, nearest
 from fedspa.paths import project_root
+from fedspa.records import ACCURACY
 from fedspa.settings import Config
-from fedspa.summary import ACCURACY
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -15,8 +15,8 @@ from fedspa.config import Plan
 from fedspa.evaluation import spread
 from fedspa.masks.packed import PackedMask
 from fedspa.partition.base import label_counts, partition_hash
-from fedspa.records import ClientRow, RunInfo, RunResult
-from fedspa.summary import ACCURACY, History
+from fedspa.records import ACCURACY, ClientRow, RunInfo, RunResult
+from fedspa.summary import History
 from fedspa.tracking.console import ConsoleView
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.run_folder import RunFolder

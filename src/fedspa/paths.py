@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+SET_ASIDE = "set_aside"
+"""In a sweep's folder, beside those of its jobs: where what was in a job's way is moved."""
+
 
 def project_root() -> Path:
     """The clone that this file belongs to (it has conf/ and pyproject.toml), else the current directory."""

@@ -24,6 +24,9 @@ PHASES = ("train", "search", "evaluate", "aggregate", "total")
 Worker processes add up: their train, search and evaluate together can be more than the total.
 """
 
+ACCURACY = "accuracy"
+"""The metric that summaries and tables are about; every run has it."""
+
 SEED_BYTES = 8
 """A random mask travels as the seed that draws it."""
 

@@ -8,10 +8,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from fedspa.records import KINDS, PHASES, RoundRecord, RunInfo, Spread
-
-ACCURACY = "accuracy"
-"""The metric that summaries and tables are about; every run has it."""
+from fedspa.records import ACCURACY, KINDS, PHASES, RoundRecord, RunInfo, Spread
 
 
 def mean_spread(spreads: Sequence[Spread]) -> Spread:

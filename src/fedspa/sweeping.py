@@ -16,11 +16,9 @@ from omegaconf import DictConfig
 
 from fedspa.config import Plan, check
 from fedspa.errors import UserError
+from fedspa.paths import SET_ASIDE
 from fedspa.studies import Study
 from fedspa.tracking.mlflow_sweep import nested_in
-
-SET_ASIDE = "set_aside"
-"""The folder, beside those of the jobs, for what was in a job's way."""
 
 Compose: TypeAlias = Callable[[Sequence[str]], DictConfig]
 """The config of one job from its overrides."""

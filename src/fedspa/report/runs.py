@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedspa.errors import UserError
+from fedspa.paths import SET_ASIDE
 from fedspa.records import KINDS
 from fedspa.tracking.mlflow_store import flat_params, store_uri
 
@@ -22,10 +23,6 @@ Columns = dict[str, np.ndarray]
 
 NEEDED = ("method", "mask", "dataset", "model", "partition", "sparsity", "seed", "rounds", "clients")
 """What every summary says of its run."""
-
-
-SET_ASIDE = "set_aside"
-"""A sweep's folder of runs that a new one took the place of."""
 
 
 @dataclass(frozen=True, eq=False)

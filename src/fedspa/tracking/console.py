@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fedspa.records import KINDS, RoundRecord, RunInfo, RunResult
+from fedspa.records import ACCURACY, KINDS, RoundRecord, RunInfo, RunResult
 from fedspa.units import show_bytes, show_flops
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ConsoleView:
     def round(self, record: RoundRecord) -> None:
         self._last = record
         self._recent.append((record.samples, record.seconds.get("total", 0.0)))
-        self._accuracy |= {kind: metrics["accuracy"].mean for kind, metrics in record.scores.items()}
+        self._accuracy |= {kind: metrics[ACCURACY].mean for kind, metrics in record.scores.items()}
         if not self._live and self._line_is_due(record.round):
             self._line_round, self._line_time = record.round, self._clock()
             self._say(self._line(record))
@@ -122,13 +122,13 @@ class ConsoleView:
         return f"{self._accuracy[kind]:.1f}" if kind in self._accuracy else "-"
 
     def _speed(self) -> str:
-        samples, seconds = (sum(column) for column in zip(*self._recent, strict=True))
+        samples, seconds = (sum(column) for column in zip(*tuple(self._recent), strict=True))
         return _count(samples / seconds) if seconds else "-"
 
     def _time_left(self) -> str:
         if not self._recent or self._last is None:
             return "-"
-        a_round = sum(seconds for _, seconds in self._recent) / len(self._recent)
+        a_round = sum(seconds for _, seconds in tuple(self._recent)) / len(self._recent)
         return _duration(a_round * (self._info.rounds - self._last.round))
 
 

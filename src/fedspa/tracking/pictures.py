@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedspa.drawing import COLORS, FAINT, INK, new_figure, set_title, spread_out
-from fedspa.records import KINDS, RoundRecord, RunInfo, RunResult, TheoryRow
+from fedspa.records import ACCURACY, KINDS, RoundRecord, RunInfo, RunResult, TheoryRow
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,7 @@ class Pictures:
 
     def round(self, record: RoundRecord) -> None:
         for kind, metrics in record.scores.items():
-            spread = metrics["accuracy"]
+            spread = metrics[ACCURACY]
             self._curves.setdefault(kind, []).append((record.round, spread.mean, spread.std))
 
     def finish(self, result: RunResult) -> None:
