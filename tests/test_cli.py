@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import subprocess
@@ -74,6 +75,24 @@ def test_the_traceback_is_there_for_who_asks(fedspa, monkeypatch, capsys):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     assert fedspa(print, "mask=dts") == 2
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    done = command("hydra.run.dir=file/run", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+    assert "file/run cannot be written (Not a directory)" in done.stderr
+
+
+def test_a_full_disk_in_a_run_is_a_sentence(fedspa, capsys):
+    def run(plan, folder):
+        raise OSError(errno.ENOSPC, "No space left on device", "rounds.csv")
+
+    assert fedspa(run) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("Error: rounds.csv cannot be written (No space left on device)")
+    assert "Traceback" not in told
 
 
 # Nothing heavy before a run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -25,6 +26,9 @@ from fedspa.errors import UserError, nearest
 from fedspa.settings import Config
 from fedspa.studies import register_studies
 from fedspa.sweeping import JobFailed
+
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+"""Errors of the operating system that speak of a place, not of a bug."""
 
 Task = Callable[[Plan, Path], None]
 """What an entry point does with a checked run and the folder for its files."""
@@ -79,17 +83,31 @@ def main(task: Task, schema: type[Config] = Config) -> int:
         ValueError,
     ) as error:  # from composing: no job raises them
         return report(explain_hydra(error), show_traceback)
+    except OSError as error:  # from making the folder of a run
+        return report(unwritable(error), show_traceback)
     return 0
 
 
 def report(error: Exception, show_traceback: bool) -> int:
     """Tell of an error: a user's mistake in one sentence, a bug with its traceback. Returns the exit code."""
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:
+        error = unwritable(error)
     mistake = isinstance(error, UserError)
     if mistake and not show_traceback:
         print(f"Error: {error}", file=sys.stderr)
     else:
         traceback.print_exception(error)
     return 2 if mistake else 1
+
+
+def unwritable(error: OSError) -> UserError:
+    """A place where nothing can be written, as one sentence."""
+    mistake = UserError(
+        f"{error.filename or 'A file of the run'} cannot be written ({error.strerror}): results need a folder "
+        "with room that you may write to, such as hydra.run.dir=<folder>."
+    )
+    mistake.__cause__ = error
+    return mistake
 
 
 def explain_hydra(error: Exception) -> UserError:
