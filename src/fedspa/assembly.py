@@ -120,7 +120,7 @@ def _executor(plan: Plan, visitor: Visitor, origin: Origin) -> Executor:
     """Worker processes where they can help: on the CPU, more cores than one, more clients a round than one."""
     workers = plan.hardware.workers
     if workers is None:
-        workers = min(usable_cores(), plan.settings.federation.clients_per_round)
+        workers = usable_cores()
         if origin.weights.device.type != "cpu" or not can_fork():
             workers = 1
     elif workers > 1 and (origin.weights.device.type != "cpu" or not can_fork()):
@@ -128,6 +128,7 @@ def _executor(plan: Plan, visitor: Visitor, origin: Origin) -> Executor:
             f"hardware.workers={workers} needs Linux, hardware.accelerator=cpu and hardware.threads=1: "
             "workers are forks of a process that computes on one thread; use hardware.workers=1 here."
         )
+    workers = min(workers, plan.settings.federation.clients_per_round)  # more would never have work
     if workers == 1:
         return InProcess(visitor)
     return Workers(visitor, workers, len(origin.weights), origin.weights.dtype)
