@@ -24,6 +24,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are for
 TOTAL = 100
 
 
+class Unportable(Exception):
+    """Cannot be unpickled: its arguments are not those of its constructor."""
+
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__(f"{one} and {other}")
+
+
 class ToyVisitor:
     """A visit adds the client's number to the weights; the larger the client, the longer it takes."""
 
@@ -35,6 +42,8 @@ class ToyVisitor:
             os.kill(os.getpid(), signal.SIGKILL)
         if call.client == 99:
             raise UserError("client 99 cannot be visited")
+        if call.client == 97:
+            raise Unportable(1, 2)
         local = weights + call.client
         visit = Visit(
             update=weights - local,
@@ -89,8 +98,34 @@ def test_an_error_comes_with_the_place_where_it_was_raised(workers):
     assert "in perform" in caught.value.__notes__[0]
 
 
-def test_a_worker_that_dies_is_told_by_its_exit_code(workers):
-    with pytest.raises(RuntimeError, match="exit code -9"):
+def test_an_error_that_cannot_travel_is_told_all_the_same(workers):
+    with pytest.raises(RuntimeError, match="Unportable: 1 and 2") as caught:
+        list(workers.run([call(97)], torch.zeros(TOTAL)))
+    assert "in perform" in caught.value.__notes__[0]
+
+
+def test_the_first_error_in_the_order_of_the_calls_is_raised_in_its_turn(workers):
+    calls = [call(1), call(0), call(97), call(99)]  # 99 has a row, 97 three: it ends first
+    done = []
+    with pytest.raises(RuntimeError, match="Unportable"):
+        for outcome in workers.run(calls, torch.zeros(TOTAL)):
+            done.append(outcome.visit.local[0].item())
+    assert done == [1, 0]
+
+
+def test_workers_can_be_used_after_a_round_that_was_given_up(workers):
+    for _ in range(3):
+        with pytest.raises(UserError):
+            list(workers.run([call(99), call(0), call(1), call(2), call(3)], torch.zeros(TOTAL)))
+        begun = workers.run([call(0), call(1), call(2), call(3)], torch.zeros(TOTAL))
+        next(begun)
+        begun.close()
+        outcomes = workers.run([call(4), call(5)], torch.ones(TOTAL))
+        assert [outcome.visit.local[0].item() for outcome in outcomes] == [5, 6]
+
+
+def test_a_worker_that_dies_is_told_in_a_sentence(workers):
+    with pytest.raises(UserError, match=r"ended .* \(killed by SIGKILL\).* hardware.workers=3"):
         list(workers.run([call(98)], torch.zeros(TOTAL)))
 
 

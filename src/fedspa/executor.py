@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from fedspa.errors import UserError
 from fedspa.visitor import Job, Visitor
 
 
@@ -59,6 +60,8 @@ class Workers:
         context = multiprocessing.get_context("fork")
         self._links: list[Connection] = []
         self._processes = []
+        self._due: dict[Connection, int] = {}
+        """Workers that are busy, each with the place of its job among those of the round."""
         for _ in range(count):
             here, there = context.Pipe()
             self._links.append(here)
@@ -69,44 +72,53 @@ class Workers:
             self._processes.append(process)
 
     def run(self, jobs: Sequence[Job], weights: torch.Tensor) -> Iterator[Any]:
-        """The largest clients are begun first, so that no worker ends long after the others."""
+        """The largest clients are begun first, so that no worker ends long after the others.
+
+        A job's exception is raised in its turn, as `InProcess` does. Raises `UserError` where a worker dies.
+        """
+        for link in list(self._due):  # of jobs that were given up, after an exception; they read the weights
+            self._receive(link)
         self._weights.copy_(weights)
         waiting = sorted(range(len(jobs)), key=lambda index: self._sizes[jobs[index].client])
-        busy: dict[Connection, int] = {}
-        outcomes: dict[int, Any] = {}
+        answers: dict[int, Any] = {}
         for link in self._links[: len(jobs)]:
-            busy[link] = self._send(link, waiting, jobs)
+            self._send(link, waiting.pop(), jobs)
         for index in range(len(jobs)):
-            while index not in outcomes:
-                ready = wait(list(busy))
-                for link in [link for link in busy if link in ready]:
-                    outcomes[busy.pop(link)] = self._receive(link)
+            while index not in answers:
+                ready = wait(list(self._due))
+                for link in [link for link in self._due if link in ready]:
+                    place, answer = self._receive(link)
+                    answers[place] = answer
                     if waiting:
-                        busy[link] = self._send(link, waiting, jobs)
-            yield outcomes.pop(index)
+                        self._send(link, waiting.pop(), jobs)
+            answer = answers.pop(index)
+            if isinstance(answer, BaseException):
+                raise answer
+            yield answer
 
-    def _send(self, link: Connection, waiting: list[int], jobs: Sequence[Job]) -> int:
-        index = waiting.pop()
+    def _send(self, link: Connection, place: int, jobs: Sequence[Job]) -> None:
         try:
-            _send(link, jobs[index])
+            _send(link, jobs[place])
         except OSError as error:
             raise self._ended_early(link) from error
-        return index
+        self._due[link] = place
 
-    def _receive(self, link: Connection) -> Any:
+    def _receive(self, link: Connection) -> tuple[int, Any]:
+        """The place of a job among those of its round, and its answer or exception."""
         try:
             answer = _receive(link)
         except (EOFError, OSError) as error:
             raise self._ended_early(link) from error
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        return self._due.pop(link), answer
 
-    def _ended_early(self, link: Connection) -> RuntimeError:
+    def _ended_early(self, link: Connection) -> UserError:
         process = self._processes[self._links.index(link)]
         process.join(timeout=1)  # its exit code is known only then
-        return RuntimeError(
-            f"a worker process ended early (exit code {process.exitcode}): out of memory? Try hardware.workers=1"
+        code = process.exitcode or 0
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return UserError(
+            f"A worker process ended in the middle of a round ({how}): if memory ran out, lower "
+            f"hardware.workers={len(self._processes)}; with hardware.workers=1 there are none."
         )
 
     def close(self) -> None:
@@ -138,12 +150,21 @@ def _work(visitor: Visitor, weights: torch.Tensor, link: Connection, parents: Se
         try:
             answer: Any = visitor.perform(job, weights)
         except Exception as error:
-            error.add_note(f"In a worker process:\n{traceback.format_exc()}")
-            answer = error
+            answer = _portable(error)
         try:
             _send(link, answer)
         except OSError:
             return
+
+
+def _portable(error: Exception) -> Exception:
+    """The exception, or one that says the same where it cannot travel, with the place where it was raised."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+    error.add_note("In a worker process:\n" + "".join(traceback.format_tb(error.__traceback__)))
+    return error
 
 
 class _Pickler(pickle.Pickler):
