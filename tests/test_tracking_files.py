@@ -13,7 +13,7 @@ import pytest
 import torch
 from matplotlib.patches import Rectangle
 from omegaconf import OmegaConf
-from tracking_runs import COSTS, run_info, run_record, run_result, times
+from tracking_runs import COSTS, faulty_records, run_info, run_record, run_result, times
 
 from fedspa.drawing import spread_out
 from fedspa.errors import UserError
@@ -78,6 +78,22 @@ def test_every_round_is_on_disk_at_once(tmp_path: Path) -> None:
         assert len(rows_of(tmp_path / "rounds.csv")) == len(rows_of(tmp_path / "timing.csv")) == round
     tracker.abort("KILLED", "interrupted")
     assert not (tmp_path / "summary.json").exists()
+
+
+def test_events_have_a_row_each_and_a_round_without_training_no_loss(tmp_path: Path) -> None:
+    tracker = RunFolder()
+    tracker.start(run_info(tmp_path))
+    assert (tmp_path / "events.csv").read_text() == "round,client,kind,action,detail\n"
+    for record in faulty_records():
+        tracker.round(record)
+    assert (tmp_path / "events.csv").read_text().splitlines()[1:] == [
+        "1,0,dropout,skipped,Client 0 in round 1: dropout.",
+        "1,2,dropout,skipped,Client 2 in round 1: dropout.",
+        "2,0,late,skipped,Client 0 in round 2: late.",
+        "2,2,dropout,skipped,Client 2 in round 2: dropout.",
+        "3,,empty_round,skipped,Client None in round 3: empty_round.",
+    ]
+    assert [row["loss"] for row in rows_of(tmp_path / "rounds.csv")] == ["1.0", "0.5", ""]
 
 
 def test_wall_clock_is_in_timing_alone_and_the_rest_has_the_same_bytes(tmp_path: Path) -> None:
@@ -184,6 +200,19 @@ def test_a_method_without_a_kind_has_no_row_for_it(tmp_path: Path) -> None:
     view.start(run_info(tmp_path))
     view.finish(run_result(finetuned=False))
     assert "finetuned" not in output.getvalue()
+
+
+def test_of_each_kind_of_event_the_first_is_said_and_all_are_counted(tmp_path: Path) -> None:
+    view, shown = ConsoleView(file := io.StringIO()), run_result()
+    view.start(run_info(tmp_path, rounds=3))
+    for record in faulty_records():
+        view.round(record)
+    shown.summary["events"] = faulty_records()[-1].total_events
+    view.finish(shown)
+    text = file.getvalue()
+    assert text.count("Client 0 in round 1: dropout.") == text.count("Client 0 in round 2: late.") == 1
+    assert text.count("dropout.") == 1
+    assert "Events: 3 dropout, 1 late, 1 empty_round" in text
 
 
 def test_an_early_end_is_said_with_the_reason_and_the_folder(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tracking_runs import run_info, run_record, run_result
+from tracking_runs import faulty_records, run_info, run_record, run_result
 
 from fedspa.errors import UserError
 from fedspa.tracking import mlflow_store
@@ -83,6 +83,7 @@ def test_a_finished_run_reads_back(
         "config.yaml",
         "rounds.csv",
         "timing.csv",
+        "events.csv",
         "clients.csv",
         "tensors.csv",
         "partition.json",
@@ -91,6 +92,27 @@ def test_a_finished_run_reads_back(
     printed = capfd.readouterr()
     assert printed.out == f"In MLflow: run `mlflow ui` in {root}\n"
     assert "INFO" not in printed.err  # MLflow's lines on the new tables
+
+
+def test_events_are_counted_and_a_round_without_training_has_no_loss(
+    tmp_path: Path, client: MlflowClient
+) -> None:
+    tracker = MLflowTracker()
+    tracker.start(run_info(tmp_path, rounds=3))
+    for record in faulty_records():
+        tracker.round(record)
+    tracker.finish(run_result())
+
+    def points(name: str) -> list[tuple[int, float]]:
+        return [
+            (point.step, point.value)
+            for point in client.get_metric_history(last_run(client).info.run_id, name)
+        ]
+
+    assert points("faults/dropout") == [(1, 2), (2, 3), (3, 3)]
+    assert points("faults/late") == [(2, 1), (3, 1)]
+    assert points("faults/empty_round") == [(3, 1)]
+    assert points("train/loss") == [(1, 1), (2, 0.5)]
 
 
 def test_weights_go_up_on_request(tmp_path: Path, client: MlflowClient) -> None:

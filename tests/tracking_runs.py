@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedspa.records import ClientRow, Costs, RoundRecord, RunInfo, RunResult, Spread
+from fedspa.records import ClientRow, Costs, Event, RoundRecord, RunInfo, RunResult, Spread
 
 COSTS = Costs(train_flops=1e12 / 3, search_flops=1e10, down_bytes=4000, up_bytes=2000, mask_bytes=125)
 DENSE = Costs(train_flops=5e11, down_bytes=6000, up_bytes=6000)
@@ -70,6 +71,31 @@ def run_record(round: int, evaluated: bool = True) -> RoundRecord:
     )
 
 
+def faulty_records() -> list[RoundRecord]:
+    """Three rounds: two clients drop out, one more and one is late, and of the third nothing is left."""
+    first, second, third = (run_record(round) for round in (1, 2, 3))
+
+    def event(round: int, client: int | None, kind: str) -> Event:
+        return Event(round, client, kind, "skipped", f"Client {client} in round {round}: {kind}.")
+
+    return [
+        replace(first, events=(event(1, 0, "dropout"), event(1, 2, "dropout")), total_events={"dropout": 2}),
+        replace(
+            second,
+            events=(event(2, 0, "late"), event(2, 2, "dropout")),
+            total_events={"dropout": 3, "late": 1},
+        ),
+        replace(
+            third,
+            loss=None,
+            samples=0,
+            scores={},
+            events=(event(3, None, "empty_round"),),
+            total_events={"dropout": 3, "late": 1, "empty_round": 1},
+        ),
+    ]
+
+
 def run_result(finetuned: bool = True) -> RunResult:
     accuracy = {
         "global": vars(spread(34.0)),
@@ -86,6 +112,7 @@ def run_result(finetuned: bool = True) -> RunResult:
             "traffic_bytes": {"down": 16000, "up": 8000, "masks": 500, "total": 24500, "dense_total": 48000},
             "flops": {"train": 4e12 / 3, "search": 4e10, "total": 1.3733e12, "dense_total": 2e12},
             "seconds": {"train": 1.6, "search": 0.0, "evaluate": 0.0, "aggregate": 0.0, "total": 2.0},
+            "events": {},
             "samples_per_s": 1000.0,
         },
         clients=[

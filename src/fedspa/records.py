@@ -72,14 +72,32 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class Event:
+    """Something in a round that did not go as it should, and what was done about it."""
+
+    round: int
+    """From 1, as in `RoundRecord`."""
+    client: int | None
+    """None where the whole round is meant."""
+    kind: str
+    """In one word: dropout, late, lost, corrupt, diverged, too_large, clipped or empty_round."""
+    action: str
+    detail: str
+    """A sentence on what happened."""
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """One round. `round` counts completed rounds from 1; `scores[kind][metric]` is empty between evaluations."""
 
     round: int
     participants: tuple[int, ...]
+    """The clients that were sampled, also those whose visit left nothing."""
     learning_rate: float
-    loss: float
+    loss: float | None
+    """Mean over the samples; None where no visit counted."""
     samples: int
+    """Trained on, in the visits that counted."""
     costs: Costs
     total_costs: Costs
     dense_costs: Costs
@@ -88,6 +106,10 @@ class RoundRecord:
     """What only this method or mask has to tell, by the names in `RunInfo.extras`."""
     seconds: dict[str, float]
     """Wall-clock seconds by the names in `PHASES`; a phase that did not happen may be left out."""
+    events: tuple[Event, ...] = ()
+    """What did not go as it should, in client order."""
+    total_events: dict[str, int] = field(default_factory=dict)
+    """How many events of each kind there were in the run so far."""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,9 @@ class History:
         last = self._last
         assert last is not None
         final: dict[str, Spread | None] = {
-            kind: mean_spread([spreads[kind] for spreads in self._final]) for kind in self._final[-1]
+            kind: mean_spread([spreads[kind] for spreads in self._final if kind in spreads])
+            for kind in KINDS
+            if any(kind in spreads for spreads in self._final)
         }
         final["finetuned"] = finetuned
         costs, dense = last.total_costs, last.dense_costs
@@ -92,6 +94,7 @@ class History:
                 "dense_total": dense.flops,
             },
             "seconds": {**self._seconds, "total": total_seconds},
+            "events": dict(last.total_events),
             "samples_per_s": self._samples / self._seconds["total"],
             "config_hash": info.config_hash,
             "partition_hash": info.partition_hash,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fedspa.records import ACCURACY, KINDS, RoundRecord, RunInfo, RunResult
+from fedspa.records import ACCURACY, KINDS, Event, RoundRecord, RunInfo, RunResult
 from fedspa.units import show_bytes, show_flops
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class ConsoleView:
         self._info = info
         self._last: RoundRecord | None = None
         self._accuracy: dict[str, float] = {}
+        self._told: set[str] = set()
         self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._line_round, self._line_time = 0, self._clock()
         self._say(
@@ -56,6 +57,8 @@ class ConsoleView:
         self._last = record
         self._recent.append((record.samples, record.seconds.get("total", 0.0)))
         self._accuracy |= {kind: metrics[ACCURACY].mean for kind, metrics in record.scores.items()}
+        for event in record.events:
+            self._tell(event)
         if not self._live and self._line_is_due(record.round):
             self._line_round, self._line_time = record.round, self._clock()
             self._say(self._line(record))
@@ -67,6 +70,8 @@ class ConsoleView:
         self._console.print()
         self._console.print(_cost_table(result.summary))
         seconds, speed = result.summary["seconds"]["total"], result.summary["samples_per_s"]
+        if events := result.summary["events"]:
+            self._say("\nEvents: " + ", ".join(f"{count} {kind}" for kind, count in events.items()))
         self._say(f"\nTook {_duration(seconds)} at {_count(speed)} samples/s.")
         self._say(f"Everything lies in {_short(self._info.folder)}")
 
@@ -79,6 +84,12 @@ class ConsoleView:
 
     def _say(self, text: str, style: str | None = None) -> None:
         self._console.print(text, style=style, soft_wrap=True)  # never breaks a path in two
+
+    def _tell(self, event: Event) -> None:
+        """An event, but of each kind only the first: there may be thousands."""
+        if event.kind not in self._told:
+            self._told.add(event.kind)
+            self._say(f"{event.kind}, {event.action}: {event.detail} (All such: events.csv)")
 
     def _stop(self) -> None:
         if self._live:

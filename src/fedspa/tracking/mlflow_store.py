@@ -2,7 +2,7 @@
 
 The client is used without MLflow's global "active run", so that runs in one process cannot mix. Metrics are
 buffered, since a call for each point is 25 times slower than a batch every ten rounds. Metric names are
-`group/name`: the run page draws a section a group (global, personal, local, train, cost, time, final).
+`group/name`: the run page draws a section a group (global, personal, local, train, cost, faults, time, final).
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _round_metrics(record: RoundRecord) -> dict[str, float]:
             for metric, spread in spreads.items()
             for statistic, value in asdict(spread).items()
         },
-        "train/loss": record.loss,
+        **({} if record.loss is None else {"train/loss": record.loss}),
         "train/learning_rate": record.learning_rate,
         "train/samples": float(record.samples),
         "train/participants": float(len(record.participants)),
@@ -188,6 +188,7 @@ def _round_metrics(record: RoundRecord) -> dict[str, float]:
         "cost/flops_search": total.search_flops,
         "cost/flops_total": total.flops,
         "cost/flops_dense": dense.flops,
+        **{f"faults/{kind}": float(count) for kind, count in record.total_events.items()},
         **{f"time/{phase}_s": seconds for phase, seconds in record.seconds.items()},
     }
 

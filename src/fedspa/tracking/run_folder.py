@@ -6,6 +6,7 @@
 | partition.json | start | the partition's settings, its hash and the training rows of each client |
 | rounds.csv | each round | a row a round; the same run gives the same bytes, so no wall-clock time is in it |
 | timing.csv | each round | seconds by phase |
+| events.csv | each round | a row for each client or round that did not go as it should, mostly none |
 | clients.csv | end | a row a client |
 | tensors.csv | end | a row a parameter tensor, in the order in which masks and flat weights hold them |
 | weights, masks, local_weights.safetensors | end | what there is of them |
@@ -25,7 +26,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import UserError
-from fedspa.records import KINDS, PHASES, ClientRow, RoundRecord, RunInfo, RunResult, Spread, TheoryRow
+from fedspa.records import (
+    KINDS,
+    PHASES,
+    ClientRow,
+    Event,
+    RoundRecord,
+    RunInfo,
+    RunResult,
+    Spread,
+    TheoryRow,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +52,7 @@ class RunFolder:
     def __init__(self) -> None:
         self._rounds: _Table | None = None
         self._timing: _Table | None = None
+        self._events: _Table | None = None
 
     def start(self, info: RunInfo) -> None:
         from omegaconf import OmegaConf
@@ -54,14 +66,17 @@ class RunFolder:
             )
         self._rounds = _Table(info.folder / "rounds.csv", _round_columns(info))
         self._timing = _Table(info.folder / "timing.csv", ["round", *(f"{phase}_s" for phase in PHASES)])
+        self._events = _Table(info.folder / "events.csv", [f.name for f in fields(Event)])
         (info.folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(info.config)))
         (info.folder / "partition.json").write_text(_partition_json(info))
 
     def round(self, record: RoundRecord) -> None:
-        assert self._rounds and self._timing
+        assert self._rounds and self._timing and self._events
         self._rounds.write(_round_row(record))
         seconds = {f"{phase}_s": value for phase, value in record.seconds.items()}
         self._timing.write({"round": record.round, **seconds})
+        for event in record.events:
+            self._events.write(asdict(event))
 
     def finish(self, result: RunResult) -> None:
         self._close()
@@ -91,7 +106,7 @@ class RunFolder:
         self._close()
 
     def _close(self) -> None:
-        for table in (self._rounds, self._timing):
+        for table in (self._rounds, self._timing, self._events):
             if table:
                 table.close()
 
