@@ -16,7 +16,8 @@ from torch import nn
 from fedspa.costs import NetworkCosts
 from fedspa.data.batches import Pixels
 from fedspa.data.source import Augmentation, ImageSet
-from fedspa.engine import EagerEngine
+from fedspa.engines.base import Engine
+from fedspa.engines.eager import EagerEngine
 from fedspa.evaluation import Evaluator
 from fedspa.executor import Executor, InProcess
 from fedspa.federation import FederatedLoop
@@ -30,6 +31,7 @@ from fedspa.metrics.accuracy import Accuracy
 from fedspa.models.initialise import seeded
 from fedspa.models.small_cnn import SmallCNN
 from fedspa.records import RoundRecord
+from fedspa.requests import Train, Trained
 from fedspa.settings import EvalSettings, FederationSettings, TrainingSettings
 from fedspa.visitor import Visitor
 from fedspa.weights import ParameterSpace
@@ -62,6 +64,13 @@ def pixels(
 def engine(network: nn.Module, train: Pixels, training: TrainingSettings) -> EagerEngine:
     """The engine of a network, in the dtype of the pixels."""
     return EagerEngine(fabric(train.dtype), network.to(train.dtype), training, train)
+
+
+def train(runner: Engine, weights: torch.Tensor, rows: torch.Tensor, **options: Any) -> Trained:
+    """One client's training."""
+    (trained,) = runner.answer([Train(weights=weights, rows=rows, **options)])
+    assert isinstance(trained, Trained)
+    return trained
 
 
 @dataclass(frozen=True)

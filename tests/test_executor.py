@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -36,7 +38,15 @@ class ToyVisitor:
 
     client_rows = [np.arange(10 - client % 10) for client in range(100)]
 
-    def perform(self, call: Call, weights: torch.Tensor) -> Outcome:
+    def __init__(self, together: int | None = 1) -> None:
+        self.engine = SimpleNamespace(together=together)
+        self.asked: list[int] = []
+
+    def perform(self, calls: Sequence[Call], weights: torch.Tensor) -> list[Outcome]:
+        self.asked.append(len(calls))
+        return [self.visit(call, weights) for call in calls]
+
+    def visit(self, call: Call, weights: torch.Tensor) -> Outcome:
         time.sleep(0.002 * len(self.client_rows[call.client]))
         if call.client == 98:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -50,7 +60,7 @@ class ToyVisitor:
             holds=local,
             state=PackedMask.pack(local > 3),
             local=local,
-            loss=0.5,
+            loss=torch.tensor(0.5),
             samples=1,
             costs=Costs(),
         )
@@ -79,6 +89,14 @@ def test_outcomes_are_those_of_one_process_in_the_order_of_the_calls(workers):
             assert one.visit.state == other.visit.state
             assert one.local_scores == other.local_scores
         weights = weights + 1
+
+
+@pytest.mark.parametrize(("together", "asked"), [(1, [1] * 5), (2, [2, 2, 1]), (None, [5])])
+def test_a_process_advances_as_many_visits_together_as_the_engine_can(together, asked):
+    visitor = ToyVisitor(together)
+    outcomes = list(InProcess(visitor).run([call(client) for client in range(5)], torch.zeros(TOTAL)))
+    assert [int(outcome.visit.local[0]) for outcome in outcomes] == [0, 1, 2, 3, 4]
+    assert visitor.asked == asked
 
 
 def test_states_hold_no_open_files(workers):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -204,14 +205,20 @@ def test_personal_weights_that_diverge_are_told_too():
 
 
 @dataclass(kw_only=True)
-class LooksTwice(RSM):
-    """Takes two gradients, as a searcher that averages over mini-batches does."""
+class Looks(RSM):
+    """Takes note of the gradients that it is given."""
+
+    needs_gradient: bool = True
+    seen: list[torch.Tensor | None] = field(default_factory=list)
 
     def next_mask(self, search: SearchInput) -> torch.Tensor:
-        one, other = search.gradient(), search.gradient()
-        assert not torch.equal(one, other)
+        self.seen.append(search.gradient)
         return search.mask
 
 
-def test_a_searcher_that_asks_for_another_gradient_gets_one_of_another_batch():
-    small(FEDSPA, LooksTwice(name="looks_twice")).run()
+def test_a_searcher_gets_a_gradient_where_it_needs_one():
+    looks, blind = Looks(name="looks"), Looks(name="blind", needs_gradient=False)
+    for searcher in (looks, blind):
+        small(FEDSPA, searcher).run()
+    assert len(looks.seen) == 6 and blind.seen == [None] * 6
+    assert not any(torch.equal(one, other) for one, other in combinations(looks.seen, 2))

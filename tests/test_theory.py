@@ -39,7 +39,12 @@ def gradient(weights: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
 
 def visit(local: torch.Tensor, next_mask: torch.Tensor) -> Visit:
     return Visit(
-        update=None, state=PackedMask.pack(next_mask), local=local, loss=0.0, samples=1, costs=Costs()
+        update=None,
+        state=PackedMask.pack(next_mask),
+        local=local,
+        loss=torch.zeros(()),
+        samples=1,
+        costs=Costs(),
     )
 
 

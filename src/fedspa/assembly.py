@@ -13,7 +13,7 @@ from fedspa.costs import NetworkCosts
 from fedspa.data.batches import Pixels
 from fedspa.data.clients import ClientRows, client_rows
 from fedspa.data.source import Augmentation, ImageData, ImageSet
-from fedspa.engine import EagerEngine
+from fedspa.engines.eager import EagerEngine
 from fedspa.errors import UserError
 from fedspa.evaluation import Evaluator
 from fedspa.executor import Executor, InProcess, Workers, can_fork, usable_cores

@@ -21,9 +21,10 @@ from fedspa.cost_report import CostReport
 from fedspa.costs import TRAINING_FACTOR, NetworkCosts
 from fedspa.data.batches import Pixels
 from fedspa.data.source import ImageSet
-from fedspa.engine import EagerEngine
+from fedspa.engines.eager import EagerEngine
 from fedspa.executor import usable_cores
 from fedspa.records import Costs
+from fedspa.requests import Train, Trained
 from fedspa.units import show_bytes, show_flops
 
 PROBE_SECONDS = 2.0
@@ -127,10 +128,16 @@ def _speed(plan: Plan) -> float:
     engine = EagerEngine(fabric, network, training, pixels)
 
     def train(samples: int) -> int:
-        rows, source = torch.arange(samples), torch.Generator()
-        return engine.train(
-            engine.weights, rows, epochs=1, learning_rate=training.lr, generator=source
-        ).samples
+        request = Train(
+            weights=engine.weights,
+            rows=torch.arange(samples),
+            epochs=1,
+            learning_rate=training.lr,
+            generator=torch.Generator(),
+        )
+        (trained,) = engine.answer([request])
+        assert isinstance(trained, Trained)
+        return trained.samples
 
     train(min(8, training.batch_size))  # the first call is slow
     begin, samples = time.perf_counter(), 0

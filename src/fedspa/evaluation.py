@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedspa.data.batches import Pixels
-from fedspa.engine import EagerEngine
+from fedspa.engines.base import Engine
 from fedspa.methods.base import ClientState, Method
 from fedspa.records import Spread
 
@@ -29,7 +29,7 @@ class Evaluator:
 
     def __init__(
         self,
-        engine: EagerEngine,
+        engine: Engine,
         pixels: Pixels,
         rows: Sequence[np.ndarray],
         metrics: Mapping[str, Metric],

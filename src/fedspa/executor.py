@@ -24,21 +24,22 @@ class Executor(Protocol):
     """Has a visitor do jobs, all from the same global weights [total]."""
 
     def run(self, jobs: Sequence[Job], weights: torch.Tensor) -> Iterator[Any]:
-        """What `Visitor.perform` gives, in the order of the jobs, whatever the order in which they end."""
+        """What `Visitor.perform` gives for each job, in their order, whatever the order in which they end."""
 
     def close(self) -> None:
         """Give back what the executor holds."""
 
 
 class InProcess:
-    """One job after another."""
+    """As many jobs at a time as the engine can advance together."""
 
     def __init__(self, visitor: Visitor) -> None:
         self._visitor = visitor
 
     def run(self, jobs: Sequence[Job], weights: torch.Tensor) -> Iterator[Any]:
-        for job in jobs:
-            yield self._visitor.perform(job, weights)
+        together = self._visitor.engine.together or len(jobs)
+        for first in range(0, len(jobs), together):
+            yield from self._visitor.perform(jobs[first : first + together], weights)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -148,7 +149,7 @@ def _work(visitor: Visitor, weights: torch.Tensor, link: Connection, parents: Se
         except (EOFError, OSError):  # the parent is gone
             return
         try:
-            answer: Any = visitor.perform(job, weights)
+            answer: Any = visitor.perform([job], weights)[0]
         except Exception as error:
             answer = _portable(error)
         try:

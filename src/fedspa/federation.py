@@ -105,7 +105,7 @@ class FederatedLoop:
             clock.add(outcome.seconds)
             costs += visit.costs
             dense_costs += self._dense.visit_costs(VisitSize(self._visitor.network, training, rows), None)
-            loss_sum += visit.loss * visit.samples
+            loss_sum += float(visit.loss) * visit.samples
             samples += visit.samples
 
         with clock("aggregate"):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientTask, Method, Visit
 from fedspa.records import Costs
+from fedspa.requests import Request
 from fedspa.weights import ParameterSpace
 from fedspa.wire import Envelope, Message, decode, encode
 
@@ -26,7 +29,7 @@ class Link:
     dtype: str
     """Of the values on the wire: fp32, fp16 or bf16."""
 
-    def visit(self, method: Method, task: ClientTask) -> Visit:
+    def visit(self, method: Method, task: ClientTask) -> Generator[Request, Any, Visit]:
         """`method.visit(task)`, with what it sends down and up encoded, counted and decoded."""
         known = task.state if isinstance(task.state, PackedMask) else self._all
         first_mask = task.first_visit and self._is_random(known)
@@ -37,7 +40,7 @@ class Link:
             seed=task.seed if first_mask else None,
         )
         model, down_bytes = self._send(down, known)
-        visit = method.visit(replace(task, weights=model.vector.to(task.weights)))
+        visit = yield from method.visit(replace(task, weights=model.vector.to(task.weights)))
         if visit.update is None:
             return visit  # it trains on its own weights: neither message was needed
 

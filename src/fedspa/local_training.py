@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,16 +9,9 @@ from lightning import LightningModule
 from torch import nn
 
 from fedspa.data.batches import Batch
+from fedspa.requests import Pull
 from fedspa.settings import TrainingSettings
 from fedspa.weights import bind
-
-
-@dataclass(frozen=True)
-class Pull:
-    """A proximal pull towards fixed weights, applied after each step: v <- v - lr * strength * (v - anchor)."""
-
-    anchor: torch.Tensor
-    strength: float
 
 
 class LocalTraining(LightningModule):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fedspa.engine import EagerEngine
+from fedspa.engines.base import Engine
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Visit
 from fedspa.records import TheoryRow
@@ -56,7 +56,7 @@ class TheoremCurves:
         moment.visits.append(_Visited(call.client, call.state, visit.state, visit.local.cpu()))
 
     def rows(
-        self, engine: EagerEngine, client_rows: Sequence[np.ndarray], final: Sequence[PackedMask]
+        self, engine: Engine, client_rows: Sequence[np.ndarray], final: Sequence[PackedMask]
     ) -> list[TheoryRow]:
         """The curves; `final[k]` is m*_k, `client_rows[k]` int64 the client's training rows."""
         rows = [torch.from_numpy(own) for own in client_rows]
@@ -66,7 +66,7 @@ class TheoremCurves:
         self,
         t: int,
         moment: _Moment,
-        engine: EagerEngine,
+        engine: Engine,
         rows: Sequence[torch.Tensor],
         final: Sequence[PackedMask],
     ) -> TheoryRow:

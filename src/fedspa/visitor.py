@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from fedspa.clock import Clock
 from fedspa.costs import NetworkCosts
-from fedspa.engine import EagerEngine
+from fedspa.engines.base import Engine
 from fedspa.errors import UserError
 from fedspa.evaluation import Evaluator, Scores, score_one
 from fedspa.link import Link
+from fedspa.lockstep import Dialogue, converse
 from fedspa.masks.base import MaskSearcher
 from fedspa.methods.base import ClientState, ClientTask, Method, Visit
 from fedspa.randomness import generator
+from fedspa.requests import Train, Trained
 from fedspa.settings import TrainingSettings
 
 
@@ -63,7 +65,7 @@ class Visitor:
     training: TrainingSettings
     method: Method
     searcher: MaskSearcher | None
-    engine: EagerEngine
+    engine: Engine
     network: NetworkCosts
     evaluators: Sequence[Evaluator]
     client_rows: Sequence[np.ndarray]
@@ -71,16 +73,23 @@ class Visitor:
     link: Link | None = None
     """Takes all that a visit sends through the wire format."""
 
-    def perform(self, job: Job, weights: torch.Tensor) -> Outcome | Scores:
-        """Do a job from the global weights [total]: an outcome of a visit, the scores of a fine-tuning."""
-        return self.visit(job, weights) if isinstance(job, Call) else self.finetune(job, weights)
+    def perform(self, jobs: Sequence[Job], weights: torch.Tensor) -> list[Any]:
+        """Do jobs side by side from the global weights [total]: the outcome of each visit, the scores of each
+        fine-tuning, in the order of the jobs."""
+        clocks = [Clock() for _ in jobs]
+        dialogues = [self._job(job, weights, clock) for job, clock in zip(jobs, clocks, strict=True)]
+        return converse(dialogues, self.engine, clocks)
 
-    def visit(self, call: Call, weights: torch.Tensor) -> Outcome:
+    def _job(self, job: Job, weights: torch.Tensor, clock: Clock) -> Dialogue[Any]:
+        return (
+            self._visit(job, weights, clock) if isinstance(job, Call) else self._finetune(job, weights, clock)
+        )
+
+    def _visit(self, call: Call, weights: torch.Tensor, clock: Clock) -> Dialogue[Outcome]:
         """Visit a client from the global weights [total], and test its local model while it is at hand.
 
         Raises `UserError` where training diverged: nothing that is not finite reaches the server or is kept.
         """
-        clock = Clock()
         task = ClientTask(
             seed=self.seed,
             round=call.round,
@@ -90,18 +99,18 @@ class Visitor:
             learning_rate=self.training.lr_at(call.round),
             weights=weights,
             state=call.state,
-            engine=self.engine,
+            space=self.engine.space,
             network=self.network,
             training=self.training,
             searcher=self.searcher,
             clock=clock,
         )
-        visit = self.link.visit(self.method, task) if self.link else self.method.visit(task)
+        visit = yield from self.link.visit(self.method, task) if self.link else self.method.visit(task)
         left = (visit.local, visit.update, visit.state)
         if not all(torch.isfinite(vector).all() for vector in left if isinstance(vector, torch.Tensor)):
             raise UserError(
                 f"The weights of client {call.client} in round {call.round + 1} are not finite (loss "
-                f"{visit.loss}): training diverged; lower training.lr={self.training.lr} or set "
+                f"{float(visit.loss)}): training diverged; lower training.lr={self.training.lr} or set "
                 f"training.clip_norm (now {self.training.clip_norm})."
             )
         local_scores: Scores = {}
@@ -110,13 +119,14 @@ class Visitor:
                 local_scores = score_one(self.evaluators, visit.local, [call.client])
         return Outcome(visit, local_scores, clock.seconds)
 
-    def finetune(self, job: FineTuning, weights: torch.Tensor) -> Scores:
+    def _finetune(self, job: FineTuning, weights: torch.Tensor, clock: Clock) -> Dialogue[Scores]:
         """Scores of a client's own copy of the global weights after so many epochs of its own."""
-        tuned = self.engine.train(
-            weights,
-            torch.from_numpy(self.client_rows[job.client]),
+        tuned: Trained = yield Train(
+            weights=weights,
+            rows=torch.from_numpy(self.client_rows[job.client]),
             epochs=job.epochs,
             learning_rate=self.training.lr_at(job.round),
             generator=generator(self.seed, "finetune", job.round, job.client),
         )
-        return score_one(self.evaluators, tuned.weights, [job.client])
+        with clock("evaluate"):
+            return score_one(self.evaluators, tuned.weights, [job.client])

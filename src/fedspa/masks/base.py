@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,8 @@ class SearchInput:
     """The mask trained with, [total] zeros and ones in the dtype of the weights."""
     weights: torch.Tensor
     """The trained sparse weights, [total]."""
-    gradient: Callable[[], torch.Tensor]
-    """Dense gradient [total] of one mini-batch of the client at `weights`; each call draws and pays anew."""
+    gradient: torch.Tensor | None
+    """Dense gradient [total] of one mini-batch of the client at `weights`; None unless the searcher needs it."""
     round: int
     """From 0."""
     generator: torch.Generator
@@ -55,7 +54,7 @@ class MaskSearcher(ABC):
     @property
     @abstractmethod
     def needs_gradient(self) -> bool:
-        """Whether a search costs a dense gradient."""
+        """Whether a search looks at the dense gradient, which it then costs."""
 
     def describe(self, round: int) -> dict[str, float]:
         """Quantities of a round (from 0) worth logging, by name; the same names in every round."""

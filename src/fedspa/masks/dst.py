@@ -57,8 +57,8 @@ class DST(MaskSearcher):
 
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         """Exchange ceil(alpha_t x active) coordinates of each tensor; its active count never changes."""
-        if self.needs_gradient:
-            growth = search.gradient().abs()
+        if search.gradient is not None:
+            growth = search.gradient.abs()
         else:
             draws = torch.rand(search.space.total, generator=search.generator)
             growth = draws.to(search.weights)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from fedspa.clock import Clock
 from fedspa.errors import check_choice
 from fedspa.masks.packed import PackedMask
 from fedspa.randomness import generator
 from fedspa.records import Costs
+from fedspa.requests import Pull, Request, Train
 from fedspa.settings import TrainingSettings
 
 if TYPE_CHECKING:
     import torch
 
     from fedspa.costs import NetworkCosts
-    from fedspa.engine import EagerEngine, Trained
-    from fedspa.local_training import Pull
     from fedspa.masks.base import MaskSearcher
+    from fedspa.weights import ParameterSpace
 
 ClientState: TypeAlias = "PackedMask | torch.Tensor | None"
 """What the server or a client remembers between two visits: a packed mask, weights [total], or nothing."""
@@ -67,11 +67,12 @@ class ClientTask:
     weights: torch.Tensor
     """The dense global weights w_t [total]; not to be written."""
     state: ClientState
-    engine: EagerEngine
+    space: ParameterSpace
     network: NetworkCosts
     training: TrainingSettings
     searcher: MaskSearcher | None
     clock: Clock
+    """For the method's own work between requests, whose seconds are counted where they are answered."""
 
     @property
     def own_mask(self) -> PackedMask:
@@ -97,18 +98,17 @@ class ClientTask:
         mask: torch.Tensor | None = None,
         pull: Pull | None = None,
         source: torch.Generator | None = None,
-    ) -> Trained:
-        """Train the client from `start` [total]; `source` draws the batches where they go on from earlier ones."""
-        with self.clock("train"):
-            return self.engine.train(
-                start,
-                self.rows,
-                epochs=epochs,
-                learning_rate=self.learning_rate,
-                generator=source or self.generator("batches"),
-                mask=mask,
-                pull=pull,
-            )
+    ) -> Train:
+        """Asks to train from `start` [total]; `source` draws the batches where they go on from earlier ones."""
+        return Train(
+            weights=start,
+            rows=self.rows,
+            epochs=epochs,
+            learning_rate=self.learning_rate,
+            generator=source or self.generator("batches"),
+            mask=mask,
+            pull=pull,
+        )
 
     def size(self, active: Sequence[int] | None = None) -> VisitSize:
         """The visit's size, for the method's closed-form costs."""
@@ -127,8 +127,8 @@ class Visit:
     """What is remembered until the client's next visit."""
     local: torch.Tensor
     """The client's weights [total] right after its local training."""
-    loss: float
-    """Mean over the samples trained on."""
+    loss: torch.Tensor
+    """float64 scalar on any device: the mean over the samples trained on."""
     samples: int
     costs: Costs
 
@@ -166,8 +166,12 @@ class Method(ABC):
         return None
 
     @abstractmethod
-    def visit(self, task: ClientTask) -> Visit:
-        """Visit one client: a function of the task alone."""
+    def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
+        """Visit one client: a function of the task alone.
+
+        Whatever needs the network is asked for: `trained = yield task.train(start, epochs)`. Between requests the
+        visits of other clients go on, so that nothing may be kept outside the task.
+        """
 
     @abstractmethod
     def visit_costs(self, size: VisitSize, searcher: MaskSearcher | None) -> Costs:

@@ -7,13 +7,15 @@ visited keep a stale v_k.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedspa.errors import UserError, check_range
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import Costs
+from fedspa.requests import Pull, Request, Trained
 
 if TYPE_CHECKING:
     import torch
@@ -47,19 +49,20 @@ class Ditto(Method):
     def first_state(self, client: int, origin: Origin) -> torch.Tensor:
         return origin.weights
 
-    def visit(self, task: ClientTask) -> Visit:
-        from fedspa.local_training import Pull
+    def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
+        import torch
 
-        shared = task.train(task.weights, self.shared_epochs, source=task.generator("shared_batches"))
+        shared_batches = task.generator("shared_batches")
+        shared: Trained = yield task.train(task.weights, self.shared_epochs, source=shared_batches)
         pull = Pull(task.weights, self.proximal)
-        personal = task.train(task.own_weights, self.personal_epochs, pull=pull)
+        personal: Trained = yield task.train(task.own_weights, self.personal_epochs, pull=pull)
         branches = [branch for branch in (shared, personal) if branch.samples]
         samples = sum(branch.samples for branch in branches)
         return Visit(
             update=task.weights - shared.weights,
             state=personal.weights,
             local=shared.weights,
-            loss=sum(branch.loss * branch.samples for branch in branches) / samples,
+            loss=torch.stack([branch.loss * branch.samples for branch in branches]).sum() / samples,
             samples=samples,
             costs=self.visit_costs(task.size(), None),
         )

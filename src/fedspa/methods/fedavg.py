@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedspa.masks.base import MaskSearcher
 from fedspa.methods.base import ClientTask, Method, Visit, VisitSize
 from fedspa.records import Costs
+from fedspa.requests import Request, Trained
 
 
 @dataclass(kw_only=True)
@@ -18,8 +20,8 @@ class FedAvg(Method):
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "local")
 
-    def visit(self, task: ClientTask) -> Visit:
-        trained = task.train(task.weights, task.training.epochs)
+    def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
+        trained: Trained = yield task.train(task.weights, task.training.epochs)
         return Visit(
             update=task.weights - trained.weights,
             local=trained.weights,

@@ -7,13 +7,15 @@ weights and never masks them, so that a coordinate which a mask regrows starts w
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedspa.masks.base import MaskSearcher, SearchInput
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import SEED_BYTES, Costs
+from fedspa.requests import Gradient, Request, Trained
 
 if TYPE_CHECKING:
     import torch
@@ -32,25 +34,28 @@ class FedSpa(Method):
     def first_state(self, client: int, origin: Origin) -> PackedMask:
         return origin.initial_mask(client)
 
-    def visit(self, task: ClientTask) -> Visit:
+    def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
         searcher = task.searcher
         assert searcher is not None
         mask = task.own_mask.unpack(like=task.weights)
         start = mask * task.weights
-        trained = task.train(start, task.training.epochs, mask=mask)
-        with task.clock("search"):
+        trained: Trained = yield task.train(start, task.training.epochs, mask=mask)
+        gradient: torch.Tensor | None = None
+        if searcher.needs_gradient:
             batches = task.generator("mask_search")
+            gradient = yield Gradient(weights=trained.weights, rows=task.rows, generator=batches)
+        with task.clock("search"):
             search = SearchInput(
-                space=task.engine.space,
+                space=task.space,
                 mask=mask,
                 weights=trained.weights,
-                gradient=lambda: task.engine.gradient(trained.weights, task.rows, batches),
+                gradient=gradient,
                 round=task.round,
                 generator=task.generator("regrow"),
             )
             next_mask = searcher.next_mask(search)
             next_state = task.own_mask if next_mask is mask else PackedMask.pack(next_mask)
-        active = task.engine.space.count(mask)
+        active = task.space.count(mask)
         return Visit(
             update=start - trained.weights,
             holds=mask,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedspa.methods.base import ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import Costs
+from fedspa.requests import Request, Trained
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +27,8 @@ class Local(Method):
     def first_state(self, client: int, origin: Origin) -> torch.Tensor:
         return origin.weights
 
-    def visit(self, task: ClientTask) -> Visit:
-        trained = task.train(task.own_weights, task.training.epochs)
+    def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
+        trained: Trained = yield task.train(task.own_weights, task.training.epochs)
         return Visit(
             update=None,
             state=trained.weights,

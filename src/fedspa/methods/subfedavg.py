@@ -9,8 +9,9 @@ good. The original judges that on test data; here it is the client's own trainin
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -19,6 +20,7 @@ from fedspa.masks.packed import PackedMask
 from fedspa.masks.select import smallest
 from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import Costs
+from fedspa.requests import Request, Trained, TrainingAccuracy
 from fedspa.settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -61,24 +63,24 @@ class SubFedAvg(Method):
     def first_state(self, client: int, origin: Origin) -> PackedMask:
         return origin.full_mask
 
-    def visit(self, task: ClientTask) -> Visit:
-        space, mask = task.engine.space, task.own_mask.unpack(like=task.weights)
+    def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
+        space, mask = task.space, task.own_mask.unpack(like=task.weights)
         start = mask * task.weights
         source = task.generator("batches")
-        first = task.train(start, 1, mask=mask, source=source)
+        first: Trained = yield task.train(start, 1, mask=mask, source=source)
         last = first
         if task.training.epochs > 1:
-            last = task.train(first.weights, task.training.epochs - 1, mask=mask, source=source)
+            last = yield task.train(first.weights, task.training.epochs - 1, mask=mask, source=source)
         samples = first.samples + (last.samples if last is not first else 0)
 
         with task.clock("search"):
             early, late = self._pruned(space, mask, first.weights), self._pruned(space, mask, last.weights)
             unsettled = float((early != late).float().mean()) > self.distance_threshold
             judged = unsettled and self._pruned_share(space, mask) < self.sparsity
-            adopted = (
-                judged
-                and task.engine.training_accuracy(late * last.weights, task.rows) > self.accuracy_threshold
-            )
+        adopted = False
+        if judged:
+            accuracy: float = yield TrainingAccuracy(weights=late * last.weights, rows=task.rows)
+            adopted = accuracy > self.accuracy_threshold
         next_mask = late if adopted else mask
         active, sent = space.count(mask), space.count(next_mask)
         size = task.size(active)

@@ -5,8 +5,9 @@ The mask is drawn anew for every uplink and travels as its seed; the downlink is
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -14,6 +15,7 @@ from fedspa.errors import check_range
 from fedspa.masks.select import smallest
 from fedspa.methods.base import ClientTask, Method, Visit, VisitSize
 from fedspa.records import SEED_BYTES, Costs
+from fedspa.requests import Request, Trained
 
 if TYPE_CHECKING:
     from fedspa.masks.base import MaskSearcher
@@ -36,8 +38,8 @@ class Subsampling(Method):
         super().__post_init__()
         check_range("method.keep_rate", self.keep_rate, low=0, high=1, low_open=True)
 
-    def visit(self, task: ClientTask) -> Visit:
-        trained = task.train(task.weights, task.training.epochs)
+    def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
+        trained: Trained = yield task.train(task.weights, task.training.epochs)
         sent = self._mask(task)
         update = sent * (task.weights - trained.weights)
         return Visit(

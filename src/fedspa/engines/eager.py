@@ -1,30 +1,24 @@
-"""The engine: runs local training, dense gradients and predictions of any client on the working network."""
+"""The eager engine: one client after another, one batch after another; the reference for every other engine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from lightning.fabric import Fabric
 from torch import nn
 
 from fedspa.data.batches import Batch, Pixels
-from fedspa.local_training import LocalTraining, Pull
+from fedspa.local_training import LocalTraining
+from fedspa.requests import Answer, Gradient, Request, Train, Trained, TrainingAccuracy
 from fedspa.settings import TrainingSettings
 from fedspa.weights import ParameterSpace
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What local training leaves: weights [total], the mean loss over its samples, and how many they were."""
-
-    weights: torch.Tensor
-    loss: float
-    samples: int
-
-
 class EagerEngine:
-    """One client after another, one batch after another: the reference for every other engine."""
+    """Plain PyTorch: autograd, the module's own hooks and its optimizer on one network."""
+
+    together = 1
 
     def __init__(self, fabric: Fabric, network: nn.Module, settings: TrainingSettings, train: Pixels) -> None:
         """
@@ -51,51 +45,43 @@ class EagerEngine:
         """A copy of the working network's flat weights [total]."""
         return self._module.weights.detach().clone()
 
-    def train(
-        self,
-        weights: torch.Tensor,
-        rows: torch.Tensor,
-        *,
-        epochs: int,
-        learning_rate: float,
-        generator: torch.Generator,
-        mask: torch.Tensor | None = None,
-        pull: Pull | None = None,
-    ) -> Trained:
-        """Train a client from given weights.
+    def answer(self, requests: Sequence[Request]) -> list[Answer]:
+        """One request after another."""
+        return [self._answer(request) for request in requests]
 
-        Args:
-            weights: [total], where training starts; already masked.
-            rows: int64 [n] on the CPU, the client's training rows.
-            epochs: passes over the rows.
-            learning_rate: of every step.
-            generator: draws the order of the rows and the augmentation; continued by later calls. Its seed is also
-                that of layers which draw for themselves, such as dropout.
-            mask: [total], zeros and ones in the dtype of the weights.
-            pull: a proximal pull after each step.
-        """
-        module = self._module
-        module.start(weights, learning_rate, mask, pull)
+    def _answer(self, request: Request) -> Answer:
+        match request:
+            case Train():
+                return self._trained(request)
+            case Gradient():
+                return self._gradient(request)
+            case TrainingAccuracy():
+                return self._training_accuracy(request)
+
+    def _trained(self, request: Train) -> Trained:
+        module, settings, generator = self._module, self.settings, request.generator
+        module.start(request.weights, request.learning_rate, request.mask, request.pull)
         module.train()
         torch.manual_seed(generator.initial_seed())
         optimizer = module.configure_optimizers()
-        loss_sum = torch.zeros((), device=self.fabric.device, dtype=torch.float64)
+        loss_sum = torch.zeros((), device=self.device, dtype=torch.float64)
         samples = 0
-        for _ in range(epochs):
-            batches = self._train.epoch(rows, self.settings.batch_size, generator, self.settings.drop_last)
-            for batch in batches:
+        for _ in range(request.epochs):
+            for batch in self._train.epoch(request.rows, settings.batch_size, generator, settings.drop_last):
                 loss_sum += self._step(batch, optimizer) * len(batch.labels)
                 samples += len(batch.labels)
-        mean_loss = float(loss_sum) / samples if samples else float("nan")
-        return Trained(self.weights, mean_loss, samples)
+        return Trained(self.weights, loss_sum / samples, samples)
 
-    def gradient(self, weights: torch.Tensor, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Dense, unclipped gradient [total] of the mean loss of one mini-batch drawn from `rows`."""
-        self._module.start(weights)
+    def _gradient(self, request: Gradient) -> torch.Tensor:
+        self._module.start(request.weights)
         self._module.train()
-        torch.manual_seed(generator.initial_seed())
-        batch = next(self._train.epoch(rows, self.settings.batch_size, generator))
+        torch.manual_seed(request.generator.initial_seed())
+        batch = next(self._train.epoch(request.rows, self.settings.batch_size, request.generator))
         return self._backward(batch)[1].clone()
+
+    def _training_accuracy(self, request: TrainingAccuracy) -> float:
+        predicted = self.predict(request.weights, self._train, request.rows, self.settings.batch_size)
+        return float((predicted == self._train.labels[request.rows.to(predicted.device)]).double().mean())
 
     def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Dense gradient [total] of the mean loss over all `rows` (int64 [n]), without augmentation."""
@@ -119,11 +105,6 @@ class EagerEngine:
                 for batch in pixels.in_order(rows, batch_size)
             ]
         return torch.cat(classes)
-
-    def training_accuracy(self, weights: torch.Tensor, rows: torch.Tensor) -> float:
-        """Accuracy, in [0, 1], of weights [total] on a client's training rows, without augmentation."""
-        predicted = self.predict(weights, self._train, rows, self.settings.batch_size)
-        return float((predicted == self._train.labels[rows.to(predicted.device)]).double().mean())
 
     def _backward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss of a batch and the flat gradient, which the next call overwrites."""

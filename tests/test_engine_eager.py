@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from federations import engine, pixels, random_images
+from federations import engine, pixels, random_images, train
 from torch import nn
 
 from fedspa.data.batches import Batch
-from fedspa.engine import EagerEngine
-from fedspa.local_training import Pull
+from fedspa.engines.eager import EagerEngine
 from fedspa.models.initialise import seeded
 from fedspa.models.lenet5 import LeNet5
+from fedspa.requests import Gradient, Pull, TrainingAccuracy
 from fedspa.settings import TrainingSettings
 
 IMAGES = random_images(count=24, side=16, classes=5, seed=0)
@@ -39,6 +39,14 @@ def lenet_engine(**training: Any) -> EagerEngine:
 
 def source(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def gradient_of(
+    runner: EagerEngine, weights: torch.Tensor, rows: torch.Tensor, drawn: torch.Generator
+) -> torch.Tensor:
+    (gradient,) = runner.answer([Gradient(weights=weights, rows=rows, generator=drawn)])
+    assert isinstance(gradient, torch.Tensor)
+    return gradient
 
 
 def random_mask(total: int, seed: int = 1) -> torch.Tensor:
@@ -113,14 +121,14 @@ def test_training_is_plain_torch(settings, masked):
     runner, training = lenet_engine(**settings), TrainingSettings(batch_size=4, **settings)
     mask = random_mask(runner.space.total) if masked else None
     start = runner.weights if mask is None else runner.weights * mask
-    trained = runner.train(start, ROWS, epochs=2, learning_rate=LR, generator=source(), mask=mask)
+    trained = train(runner, start, ROWS, epochs=2, learning_rate=LR, generator=source(), mask=mask)
 
     seen = batches(epochs=2)
     end, losses = plain_training(start, seen, training, mask)
     torch.testing.assert_close(trained.weights, end, rtol=0, atol=1e-12)
     assert trained.samples == 22 and [len(batch.labels) for batch in seen] == [4, 4, 3] * 2
     weighted = sum(loss * len(batch.labels) for loss, batch in zip(losses, seen, strict=True))
-    assert trained.loss == pytest.approx(weighted / 22, rel=1e-12)
+    assert float(trained.loss) == pytest.approx(weighted / 22, rel=1e-12)
     assert (end - start).abs().max() > 1e-3  # something was trained
 
 
@@ -128,14 +136,14 @@ def test_training_is_plain_torch(settings, masked):
 def test_the_pull_follows_each_step(strength):
     runner = lenet_engine()
     start, pull = runner.weights, Pull(runner.weights + 0.1, strength)
-    trained = runner.train(start, ROWS, epochs=1, learning_rate=LR, generator=source(), pull=pull)
+    trained = train(runner, start, ROWS, epochs=1, learning_rate=LR, generator=source(), pull=pull)
     end, _ = plain_training(start, batches(epochs=1), TrainingSettings(batch_size=4), pull=pull)
     torch.testing.assert_close(trained.weights, end, rtol=0, atol=1e-12)
 
 
 def test_drop_last_leaves_out_the_partial_batch():
     runner = lenet_engine(drop_last=True)
-    trained = runner.train(runner.weights, ROWS, epochs=2, learning_rate=LR, generator=source())
+    trained = train(runner, runner.weights, ROWS, epochs=2, learning_rate=LR, generator=source())
     full = [batch for batch in batches(epochs=2) if len(batch.labels) == 4]
     end, _ = plain_training(flat(lenet()), full, TrainingSettings(batch_size=4))
     assert trained.samples == 16 == TrainingSettings(batch_size=4, epochs=2, drop_last=True).samples(11)
@@ -146,7 +154,7 @@ def test_weights_outside_the_mask_stay_exactly_zero():
     runner = lenet_engine(momentum=0.9, weight_decay=0.1, clip_norm=0.5)
     mask = random_mask(runner.space.total)
     start = runner.weights * mask
-    trained = runner.train(start, ROWS, epochs=3, learning_rate=LR, generator=source(), mask=mask)
+    trained = train(runner, start, ROWS, epochs=3, learning_rate=LR, generator=source(), mask=mask)
     assert (trained.weights[mask == 0] == 0).all()
     assert (trained.weights[mask == 1] != start[mask == 1]).all()
 
@@ -158,12 +166,12 @@ def test_a_visit_knows_nothing_of_earlier_ones():
     before = start.clone()
 
     def visit(**options: Any) -> torch.Tensor:
-        return runner.train(start, ROWS, epochs=1, learning_rate=LR, generator=source(), **options).weights
+        return train(runner, start, ROWS, epochs=1, learning_rate=LR, generator=source(), **options).weights
 
     first = visit()
     kept = first.clone()
     visit(mask=random_mask(runner.space.total), pull=Pull(torch.zeros_like(start), 1.0))
-    gradient = runner.gradient(start, ROWS, source(1))
+    gradient = gradient_of(runner, start, ROWS, source(1))
     gradient_kept = gradient.clone()
     runner.predict(start, PIXELS, ROWS, batch_size=4)
     assert torch.equal(visit(), kept) and torch.equal(first, kept)
@@ -174,10 +182,10 @@ def test_a_visit_knows_nothing_of_earlier_ones():
 def test_epochs_in_two_calls_see_the_batches_of_one():
     """A generator goes on where the first call left it (Sub-FedAvg stops after its first epoch)."""
     runner, drawn = lenet_engine(), source()
-    half = runner.train(runner.weights, ROWS, epochs=1, learning_rate=LR, generator=drawn)
-    whole = runner.train(half.weights, ROWS, epochs=1, learning_rate=LR, generator=drawn)
+    half = train(runner, runner.weights, ROWS, epochs=1, learning_rate=LR, generator=drawn)
+    whole = train(runner, half.weights, ROWS, epochs=1, learning_rate=LR, generator=drawn)
     start = flat(lenet())
-    at_once = runner.train(start, ROWS, epochs=2, learning_rate=LR, generator=source())
+    at_once = train(runner, start, ROWS, epochs=2, learning_rate=LR, generator=source())
     assert torch.equal(whole.weights, at_once.weights)
 
 
@@ -186,10 +194,10 @@ def test_the_dense_gradient_is_autograds_on_one_mini_batch():
     runner = engine(lenet(), PIXELS, TrainingSettings(batch_size=2, clip_norm=1e-3))
     mask = random_mask(runner.space.total)
     rows = torch.tensor([3, 8, 14, 20])
-    sparse = runner.train(
-        runner.weights * mask, rows, epochs=1, learning_rate=LR, generator=source(), mask=mask
+    sparse = train(
+        runner, runner.weights * mask, rows, epochs=1, learning_rate=LR, generator=source(), mask=mask
     ).weights
-    gradient = runner.gradient(sparse, rows, source())
+    gradient = gradient_of(runner, sparse, rows, source())
 
     network = lenet()
     nn.utils.vector_to_parameters(sparse, network.parameters())
@@ -206,7 +214,7 @@ def test_the_dense_gradient_is_autograds_on_one_mini_batch():
     ]
     assert len(matches) == 1
     assert gradient.norm() > 1e-2 and gradient[mask == 0].abs().max() > 1e-3
-    few = runner.gradient(sparse, rows[:1], source())  # a client smaller than a batch gives all it has
+    few = gradient_of(runner, sparse, rows[:1], source())  # a client smaller than a batch gives all it has
     torch.testing.assert_close(few, autograd((0,)), rtol=0, atol=1e-12)
 
 
@@ -221,7 +229,7 @@ def test_predict_is_the_argmax_of_the_network_in_evaluation_mode():
         assert runner.predict(weights, PIXELS, rows, batch_size).tolist() == expected
 
     right = sum(int(IMAGES.labels[row]) == guess for row, guess in zip(rows, expected, strict=True))
-    assert runner.training_accuracy(weights, rows) == right / 7
+    assert runner.answer([TrainingAccuracy(weights=weights, rows=rows)]) == [right / 7]
 
 
 def test_dropout_depends_on_the_generator_alone():
@@ -229,13 +237,13 @@ def test_dropout_depends_on_the_generator_alone():
     runner = engine(network, PIXELS, TrainingSettings(batch_size=4))
     start = runner.weights
 
-    def trained(seed: int) -> torch.Tensor:
+    def end(seed: int) -> torch.Tensor:
         torch.rand(seed + 3)  # other draws of the process in between
-        return runner.train(start, ROWS, epochs=2, learning_rate=LR, generator=source(seed)).weights
+        return train(runner, start, ROWS, epochs=2, learning_rate=LR, generator=source(seed)).weights
 
     def gradient(seed: int) -> torch.Tensor:
         torch.rand(seed + 3)
-        return runner.gradient(start, ROWS, source(seed))
+        return gradient_of(runner, start, ROWS, source(seed))
 
-    for run in (trained, gradient):
+    for run in (end, gradient):
         assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))

@@ -1,0 +1,1 @@
+"""Engines: what computes the work that visits ask for. One file each; eager is the reference for the others."""

@@ -1,0 +1,43 @@
+"""What an engine is: it holds the working network and answers the requests of visits on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from fedspa.data.batches import Pixels
+from fedspa.requests import Answer, Request
+from fedspa.weights import ParameterSpace
+
+
+class Engine(Protocol):
+    """Computes on one network that serves every client. Its answers depend on the requests alone."""
+
+    @property
+    def space(self) -> ParameterSpace:
+        """Where each parameter tensor lies in the flat weights."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network lies."""
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """A copy of the working network's flat weights [total]."""
+
+    @property
+    def together(self) -> int | None:
+        """How many visits gain from advancing in lockstep; None: as many as there are."""
+
+    def answer(self, requests: Sequence[Request]) -> list[Answer]:
+        """The answers to requests of one kind, in their order."""
+
+    def predict(
+        self, weights: torch.Tensor, pixels: Pixels, rows: torch.Tensor, batch_size: int
+    ) -> torch.Tensor:
+        """The most likely class of each image, by weights [total]: int64 [n], on the device."""
+
+    def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Dense gradient [total] of the mean loss over all `rows` (int64 [n]), without augmentation."""
