@@ -16,8 +16,10 @@ import sys
 
 from fedspa.errors import UserError
 from fedspa.report.options import parse
+from fedspa.streams import ends_with_its_reader
 
 
+@ends_with_its_reader
 def main(arguments: list[str]) -> int:
     """Write the report; returns the exit code."""
     if not arguments or {"--help", "-h"} & set(arguments):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -189,3 +190,47 @@ def test_ctrl_c_ends_a_whole_sweep(fedspa, capsys):
     assert fedspa(task, "-m", "logger=none", "seed=0,1") == 130
     assert seen == [0]
     assert capsys.readouterr().err.endswith("Stopped.\n")
+
+
+# A reader that goes away, as `head` does
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train.py --help",
+        "report.py --help",
+        "costs.py format=json",
+        "train.py hydra.run.dir=run logger=none federation.rounds=2",
+    ],
+)
+def test_no_traceback_where_nobody_reads(tmp_path, words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    program, *settings = words.split()
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "src" / program), *settings],
+        cwd=tmp_path,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_sweep_whose_reader_goes_away_starts_no_further_job(fedspa, capsys, monkeypatch):
+    seen = []
+
+    def task(plan, folder):
+        seen.append(plan.settings.seed)
+        sys.stdout.write("unread")
+
+    def broken(text):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(sys.stdout, "write", lambda text: broken(text) if text == "unread" else len(text))
+    assert fedspa(task, "-m", "logger=none", "seed=0,1") == 141
+    assert seen == [0]
+    assert capsys.readouterr().err == ""

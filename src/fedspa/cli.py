@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedspa.config import Plan, check, config_dir, explain, register
 from fedspa.errors import UserError, nearest
 from fedspa.settings import Config
+from fedspa.streams import ReaderGone, ends_with_its_reader
 from fedspa.studies import register_studies
 from fedspa.sweeping import JobFailed
 
@@ -34,13 +35,14 @@ Task = Callable[[Plan, Path], None]
 """What an entry point does with a checked run and the folder for its files."""
 
 
+@ends_with_its_reader
 def main(task: Task, schema: type[Config] = Config) -> int:
     """Do what the command line says: `task` once, or with -m once for each job of a sweep.
 
     `schema`: the settings of this command, those of a run and perhaps some of its own.
     Returns the exit code: 0, done; 1, fedspa has a bug, whose traceback is shown; 2, a mistake of the user,
-    told in one sentence (under HYDRA_FULL_ERROR=1 with its traceback); 130, stopped by Ctrl-C. After several
-    jobs, the highest of theirs.
+    told in one sentence (under HYDRA_FULL_ERROR=1 with its traceback); 130, stopped by Ctrl-C; 141, stopped since
+    nobody reads standard output any more. After several jobs, the highest of theirs.
     """
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra reports errors itself, and exits
@@ -70,6 +72,8 @@ def main(task: Task, schema: type[Config] = Config) -> int:
 
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(job)()
+    except ReaderGone:
+        raise
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 130
