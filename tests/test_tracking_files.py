@@ -7,6 +7,7 @@ import io
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -306,6 +307,12 @@ class Spy:
         if what == self.fails_in:
             raise OSError(f"no {what}")
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": len(self.calls)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls.append(f"{self.name} knows {state}")
+
     def start(self, info: RunInfo) -> None:
         self._called("start")
 
@@ -321,18 +328,76 @@ class Spy:
 
 def test_calls_go_to_all_in_order(tmp_path: Path) -> None:
     calls: list[str] = []
-    trackers = Trackers([Spy(calls, "a"), Spy(calls, "b")])
+    trackers = Trackers({"a": Spy(calls, "a"), "b": Spy(calls, "b")})
     trackers.start(run_info(tmp_path))
     trackers.round(run_record(1))
     trackers.finish(run_result())
     assert calls == ["a.start", "b.start", "a.round", "b.round", "a.finish", "b.finish"]
 
 
+def test_each_tracker_gets_back_what_it_remembered() -> None:
+    calls: list[str] = ["one"]
+    state = Trackers({"a": Spy(calls, "a")}).state_dict()
+    assert state == {"a": {"calls": 1}}
+    Trackers({"b": Spy(calls, "b"), "a": Spy(calls, "a")}).load_state_dict(state)
+    assert calls == ["one", "b knows {}", "a knows {'calls': 1}"]
+
+
+def broken_off(folder: Path) -> dict[str, Any]:
+    """A run of four rounds that broke off in its third; what its trackers remembered after the second."""
+    trackers = Trackers(
+        {"folder": RunFolder(), "pictures": Pictures(), "console": ConsoleView(io.StringIO())}
+    )
+    trackers.start(run_info(folder))
+    for round in (1, 2):
+        trackers.round(run_record(round))
+    state = json.loads(json.dumps(trackers.state_dict()))
+    trackers.round(run_record(3))
+    trackers.abort("KILLED", "interrupted")
+    return state
+
+
+def test_trackers_that_go_on_leave_what_uninterrupted_ones_leave(tmp_path: Path) -> None:
+    def finish(trackers: Trackers, rounds: range) -> None:
+        trackers.start(run_info(tmp_path / "run", completed=rounds.start - 1))
+        for round in rounds:
+            trackers.round(run_record(round))
+        trackers.finish(run_result())
+
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+
+    shown = io.StringIO()
+    trackers = Trackers({"folder": RunFolder(), "pictures": Pictures(), "console": ConsoleView(shown)})
+    trackers.load_state_dict(broken_off(tmp_path / "run"))
+    finish(trackers, range(3, 5))
+    resumed = files()
+    assert "Goes on after round 2" in shown.getvalue()
+    (tmp_path / "run").rename(tmp_path / "resumed")
+    finish(Trackers({"folder": RunFolder(), "pictures": Pictures()}), range(1, 5))
+    assert resumed == files()
+
+
+def test_tables_that_cannot_go_on_are_refused(tmp_path: Path) -> None:
+    state = broken_off(tmp_path)["folder"]
+    whole = (tmp_path / "rounds.csv").read_bytes()
+    for content, sentence in [
+        (whole[:100], "rounds.csv is shorter than when"),
+        (whole.replace(b"learning_rate", b"learningXrate"), "rounds.csv has other columns"),
+    ]:
+        (tmp_path / "rounds.csv").write_bytes(content)
+        folder = RunFolder()
+        folder.load_state_dict(state)
+        with pytest.raises(UserError, match=sentence):
+            folder.start(run_info(tmp_path, completed=2))
+        assert (tmp_path / "rounds.csv").read_bytes() == content
+
+
 def test_only_started_trackers_are_aborted_and_all_of_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[str] = []
-    trackers = Trackers([Spy(calls, "a", "abort"), Spy(calls, "b", "start"), Spy(calls, "c")])
+    trackers = Trackers({"a": Spy(calls, "a", "abort"), "b": Spy(calls, "b", "start"), "c": Spy(calls, "c")})
     with pytest.raises(OSError, match="no start"):
         trackers.start(run_info(tmp_path))
     with caplog.at_level(logging.WARNING):

@@ -21,7 +21,7 @@ def spread(mean: float, clients: int = 3) -> Spread:
     )
 
 
-def run_info(folder: Path, rounds: int = 4, **config: Any) -> RunInfo:
+def run_info(folder: Path, rounds: int = 4, completed: int = 0, **config: Any) -> RunInfo:
     return RunInfo(
         folder=folder,
         config={
@@ -45,6 +45,7 @@ def run_info(folder: Path, rounds: int = 4, **config: Any) -> RunInfo:
         kinds=("global", "personal", "local"),
         metrics=("accuracy",),
         extras=("prune_rate",),
+        completed=completed,
     )
 
 

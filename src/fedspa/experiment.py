@@ -32,7 +32,7 @@ def run(plan: Plan, folder: Path) -> dict[str, Any]:
     begin = time.perf_counter()
     federation = build(plan)
     info = describe(plan, federation, folder)
-    trackers = Trackers([RunFolder(), ConsoleView(), *plan.loggers.values()])
+    trackers = Trackers({"run_folder": RunFolder(), "console_view": ConsoleView(), **plan.loggers})
     try:
         trackers.start(info)
         history = History(plan.settings.eval.targets, plan.settings.eval.final_rounds)

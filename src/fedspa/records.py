@@ -136,6 +136,8 @@ class RunInfo:
     """The scores of each kind; accuracy is one of them."""
     extras: tuple[str, ...] = ()
     """Names that `RoundRecord.extras` may hold, such as prune_rate."""
+    completed: int = 0
+    """Rounds done before this start; more than 0 in a run that goes on from a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -186,10 +188,21 @@ class RunResult:
 
 
 class Tracker(Protocol):
-    """Follows a run and writes it somewhere. Every call is in the run's own process and order."""
+    """Follows a run and writes it somewhere. Every call is in the run's own process and order.
+
+    A run that was broken off goes on with new trackers: what `state_dict` gave after the round that the run goes
+    on from is handed to `load_state_dict`, then `start` follows. What a tracker wrote of later rounds it must
+    take back or recognise, for these rounds are made again.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has to remember across a break: plain values in dicts and lists, asked for after each round."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what another one of its kind remembered; {} where there was none."""
 
     def start(self, info: RunInfo) -> None:
-        """Before the first round."""
+        """Before the first round of this process."""
 
     def round(self, record: RoundRecord) -> None:
         """After each round."""

@@ -32,18 +32,29 @@ class ConsoleView:
         self._console = Console(file=file, highlight=False, markup=False, emoji=False)
         self._clock = clock
         self._live: Live | None = None
+        self._accuracy: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"accuracy": dict(self._accuracy), "told": sorted(self._told)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._accuracy, self._told = dict(state.get("accuracy", {})), set(state.get("told", ()))
 
     def start(self, info: RunInfo) -> None:
         self._info = info
         self._last: RoundRecord | None = None
-        self._accuracy: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._done = info.completed
         self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
-        self._line_round, self._line_time = 0, self._clock()
+        self._line_round, self._line_time = self._done, self._clock()
         self._say(
             f"{info.config.get('name', 'run')}: {len(info.label_counts)} clients, {info.rounds} rounds",
             style="bold",
         )
+        if info.completed:
+            self._say(
+                f"Goes on after round {info.completed}, whose checkpoint it found in {_short(info.folder)}"
+            )
         self._say("Accuracy of each kind of model: mean over clients, in %")
         if self._console.is_interactive:
             from rich.live import Live
@@ -54,7 +65,7 @@ class ConsoleView:
             self._say(self._line_head())
 
     def round(self, record: RoundRecord) -> None:
-        self._last = record
+        self._last, self._done = record, record.round
         self._recent.append((record.samples, record.seconds.get("total", 0.0)))
         self._accuracy |= {kind: metrics[ACCURACY].mean for kind, metrics in record.scores.items()}
         for event in record.events:
@@ -77,9 +88,8 @@ class ConsoleView:
 
     def abort(self, status: str, reason: str) -> None:
         self._stop()
-        done = self._last.round if self._last else 0
         word = "Stopped" if status == "KILLED" else "Failed"
-        self._say(f"\n{word} after {done} of {self._info.rounds} rounds: {reason}", style="bold")
+        self._say(f"\n{word} after {self._done} of {self._info.rounds} rounds: {reason}", style="bold")
         self._say(f"What there is lies in {_short(self._info.folder)}")
 
     def _say(self, text: str, style: str | None = None) -> None:
@@ -117,12 +127,13 @@ class ConsoleView:
         from rich.table import Table
 
         record, rounds = self._last, self._info.rounds
-        done = record.round if record else 0
         bar = Table.grid(padding=(0, 2), expand=True)
         bar.add_column(no_wrap=True)
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
-        bar.add_row(f"round {done}/{rounds}", ProgressBar(rounds, done), f"{self._time_left()} left")
+        bar.add_row(
+            f"round {self._done}/{rounds}", ProgressBar(rounds, self._done), f"{self._time_left()} left"
+        )
         if record is None:
             return bar
         scores = "  ".join(f"{kind} {self._score(kind)}" for kind in self._info.kinds)

@@ -51,6 +51,12 @@ class MLflowTracker:
         self._run_id = ""
         self._buffer: list[tuple[dict[str, float], int, int]] = []
 
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
     def start(self, info: RunInfo) -> None:
         self._info = info
         self._client, self._experiment_id = self.open_store()

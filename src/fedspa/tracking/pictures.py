@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedspa.drawing import COLORS, FAINT, INK, new_figure, set_title, spread_out
 from fedspa.records import ACCURACY, KINDS, RoundRecord, RunInfo, RunResult, TheoryRow
@@ -22,9 +22,18 @@ class Pictures:
 
     name: str = "pictures"
 
+    def __post_init__(self) -> None:
+        self._curves: dict[str, list[tuple[int, float, float]]] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"curves": {kind: list(points) for kind, points in self._curves.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        curves = state.get("curves", {})
+        self._curves = {kind: [tuple(point) for point in points] for kind, points in curves.items()}
+
     def start(self, info: RunInfo) -> None:
         self._info = info
-        self._curves: dict[str, list[tuple[int, float, float]]] = {}
         _save(partition_picture(info.label_counts), info, "partition.png")
 
     def round(self, record: RoundRecord) -> None:

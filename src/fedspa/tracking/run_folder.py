@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -42,41 +43,63 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+CONFIG_HASH = "# config_hash: "
+"""How config.yaml begins: the hash says whether two runs must give equal results."""
+
 STATISTICS = tuple(f.name for f in fields(Spread))
 """How a score is spread over the clients: mean, std, p10, worst_decile, min, max, clients."""
 
 
 class RunFolder:
-    """Writes the files above into `RunInfo.folder`, and refuses a folder that holds a run already."""
+    """Writes the files above into `RunInfo.folder`, and refuses a folder that holds a run already.
 
-    def __init__(self) -> None:
-        self._rounds: _Table | None = None
-        self._timing: _Table | None = None
-        self._events: _Table | None = None
+    A run that goes on has its tables cut back to what they were at its checkpoint.
+    """
+
+    def __init__(self, *, replace: bool = False) -> None:
+        """`replace`: what an earlier start of the run left in its folder is written anew."""
+        self._replace = replace
+        self._tables: dict[str, _Table] = {}
+        self._bytes: dict[str, int] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"bytes": {name: table.bytes for name, table in self._tables.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._bytes = state.get("bytes", {})
+
+    def sync(self) -> None:
+        """Have the tables on the disk itself, so that no checkpoint outlives rows that it counts on."""
+        for table in self._tables.values():
+            table.sync()
 
     def start(self, info: RunInfo) -> None:
         from omegaconf import OmegaConf
 
-        self._info = info
-        info.folder.mkdir(parents=True, exist_ok=True)
-        if (info.folder / "rounds.csv").exists():
-            raise UserError(
-                f"hydra.run.dir={info.folder} holds a run already (rounds.csv): "
-                "it must be a new folder, or that run must be moved away."
-            )
-        self._rounds = _Table(info.folder / "rounds.csv", _round_columns(info))
-        self._timing = _Table(info.folder / "timing.csv", ["round", *(f"{phase}_s" for phase in PHASES)])
-        self._events = _Table(info.folder / "events.csv", [f.name for f in fields(Event)])
-        (info.folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(info.config)))
-        (info.folder / "partition.json").write_text(_partition_json(info))
+        self._info, folder = info, info.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if not self._bytes:
+            if (folder / "rounds.csv").exists() and not self._replace:
+                raise UserError(
+                    f"hydra.run.dir={folder} holds a run already (rounds.csv): go on with it by resume=auto, "
+                    "or give a new folder, or move that run away."
+                )
+            config = OmegaConf.to_yaml(OmegaConf.create(info.config))
+            (folder / "config.yaml").write_text(f"{CONFIG_HASH}{info.config_hash}\n{config}")
+            (folder / "partition.json").write_text(_partition_json(info))
+        for name, columns in (
+            ("rounds.csv", _round_columns(info)),
+            ("timing.csv", ["round", *(f"{phase}_s" for phase in PHASES)]),
+            ("events.csv", [f.name for f in fields(Event)]),
+        ):
+            self._tables[name] = _Table(folder / name, columns, self._bytes.get(name))
 
     def round(self, record: RoundRecord) -> None:
-        assert self._rounds and self._timing and self._events
-        self._rounds.write(_round_row(record))
+        self._tables["rounds.csv"].write(_round_row(record))
         seconds = {f"{phase}_s": value for phase, value in record.seconds.items()}
-        self._timing.write({"round": record.round, **seconds})
+        self._tables["timing.csv"].write({"round": record.round, **seconds})
         for event in record.events:
-            self._events.write(asdict(event))
+            self._tables["events.csv"].write(asdict(event))
 
     def finish(self, result: RunResult) -> None:
         self._close()
@@ -106,19 +129,29 @@ class RunFolder:
         self._close()
 
     def _close(self) -> None:
-        for table in (self._rounds, self._timing, self._events):
-            if table:
-                table.close()
+        for table in self._tables.values():
+            table.close()
 
 
 class _Table:
     """A CSV file with fixed columns. A missing value is blank; an unknown column is an error."""
 
-    def __init__(self, path: Path, columns: Iterable[str]) -> None:
-        self._file = path.open("w", newline="")
+    def __init__(self, path: Path, columns: Iterable[str], keep: int | None = None) -> None:
+        """`keep`: go on with the file after so many bytes. Raises `UserError` where that cannot be."""
+        if keep is not None:
+            _cut_back(path, columns := list(columns), keep)
+        self._file = path.open("w" if keep is None else "a", newline="")
         self._writer = csv.DictWriter(self._file, list(columns), lineterminator="\n")
-        self._writer.writeheader()
-        self._file.flush()
+        if keep is None:
+            self._writer.writeheader()
+            self._file.flush()
+
+    @property
+    def bytes(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
 
     def write(self, row: Mapping[str, Any]) -> None:
         self._writer.writerow(row)  # floats as repr, None as blank
@@ -126,6 +159,21 @@ class _Table:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _cut_back(path: Path, columns: list[str], keep: int) -> None:
+    """Cut a table that goes on to its first `keep` bytes."""
+    if not path.exists() or path.stat().st_size < keep:
+        raise UserError(
+            f"{path} is shorter than when the run's checkpoint was written: put it back as it was, or start anew "
+            "in another folder."
+        )
+    with path.open(newline="") as file:
+        if next(csv.reader(file), []) != columns:
+            raise UserError(
+                f"{path} has other columns than this version of fedspa writes: go on with the version that began it."
+            )
+    os.truncate(path, keep)
 
 
 def _round_columns(info: RunInfo) -> list[str]:
