@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import pytest
 from tracking_runs import faulty_records, run_info, run_record, run_result
 
 from fedspa.errors import UserError
-from fedspa.tracking import mlflow_store
+from fedspa.tracking import mlflow_connection, mlflow_store
 from fedspa.tracking.mlflow_store import MLflowTracker, flat_params
 from fedspa.tracking.run_folder import RunFolder
 
@@ -27,7 +28,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def project(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlflow_store, "project_root", lambda: root)
+    monkeypatch.setattr(mlflow_connection, "project_root", lambda: root)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
@@ -152,7 +153,7 @@ def test_a_hundred_rounds_take_few_calls(
 
     monkeypatch.setattr(MlflowClient, "log_batch", counted)
     finished_run(tmp_path, rounds=100, tracker=MLflowTracker(flush_seconds=60))
-    assert len(sizes) == 1 + 10 + 1  # params, ten full buffers, the final numbers
+    assert len(sizes) <= 1 + 10 + 1  # params, ten full buffers (or fewer, larger ones), the final numbers
     assert max(sizes) <= 1000
     assert len(client.get_metric_history(last_run(client).info.run_id, "train/loss")) == 100
 
@@ -161,6 +162,9 @@ def test_time_flushes_too(tmp_path: Path, client: MlflowClient) -> None:
     tracker = MLflowTracker(flush_rounds=1000, flush_seconds=0)
     tracker.start(run_info(tmp_path))
     tracker.round(run_record(1))
+    end = time.monotonic() + 60
+    while "train/loss" not in last_run(client).data.metrics:
+        assert time.monotonic() < end
     assert last_run(client).data.metrics["train/loss"] == 1.0
     tracker.abort("KILLED", "")
 
@@ -184,7 +188,7 @@ def test_the_environment_names_another_store(tmp_path: Path, monkeypatch: pytest
         opened.append(uri)
         raise UserError("seen")
 
-    monkeypatch.setattr(mlflow_store, "_open_store", refuse)
+    monkeypatch.setattr(mlflow_store, "open_store", refuse)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     for tracker in (MLflowTracker(), MLflowTracker(tracking_uri="sqlite:///mine.db")):
         with pytest.raises(UserError, match="seen"):
@@ -193,9 +197,10 @@ def test_the_environment_names_another_store(tmp_path: Path, monkeypatch: pytest
 
 
 def test_artifacts_of_a_server_are_the_servers_choice(root: Path) -> None:
-    assert mlflow_store._artifact_location("http://127.0.0.1:5000") is None
+    assert mlflow_connection.artifact_location("http://127.0.0.1:5000") is None
     assert (
-        mlflow_store._artifact_location("sqlite:////a.db") == (root / "outputs" / "mlflow-artifacts").as_uri()
+        mlflow_connection.artifact_location("sqlite:////a.db")
+        == (root / "outputs" / "mlflow-artifacts").as_uri()
     )
 
 
@@ -221,7 +226,7 @@ def test_two_processes_make_one_store_at_once(tmp_path: Path) -> None:
 
     def make() -> None:
         barrier.wait()
-        answers.put(mlflow_store._open_store(uri, "e")[1])
+        answers.put(mlflow_connection.open_store(uri, "e")[1])
 
     both = [together.Process(target=make) for _ in range(2)]
     for process in both:

@@ -16,7 +16,8 @@ import numpy as np
 from fedspa.errors import UserError
 from fedspa.paths import SET_ASIDE
 from fedspa.records import KINDS
-from fedspa.tracking.mlflow_store import flat_params, store_uri
+from fedspa.tracking.mlflow_connection import open_client, store_uri
+from fedspa.tracking.mlflow_store import flat_params
 
 Columns = dict[str, np.ndarray]
 """A CSV file by column: float64 [rows], NaN where it is blank."""
@@ -140,17 +141,14 @@ def folders_in_store(condition: str) -> dict[str, Path]:
 
     Raises `UserError` where the filter cannot be read or meets none.
     """
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    from mlflow import MlflowClient
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 
     uri = store_uri()
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
         raise UserError(f"runs={condition}: there is no such folder, and no tracking store at {uri}.")
-    client = MlflowClient(tracking_uri=uri)
+    client = open_client(uri)
     try:
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
         runs: list[Any] = []

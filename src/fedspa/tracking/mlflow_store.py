@@ -1,34 +1,35 @@
 """A run in MLflow: settings as params, curves as metrics by round, the folder's files as artifacts.
 
 The client is used without MLflow's global "active run", so that runs in one process cannot mix. Metrics are
-buffered, since a call for each point is 25 times slower than a batch every ten rounds. Metric names are
+buffered, since a call for each point is 25 times slower than a batch every ten rounds, and sent by a thread of
+their own (see `mlflow_delivery`): once the run has begun, no failure of the store touches it. Metric names are
 `group/name`: the run page draws a section a group (global, personal, local, train, cost, faults, time, final).
 """
 
 from __future__ import annotations
 
 import json
-import os
+import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import UserError, check_range
-from fedspa.paths import project_root
 from fedspa.records import RoundRecord, RunInfo, RunResult
+from fedspa.tracking.mlflow_connection import open_store, store_needed, store_uri, where_to_look
+from fedspa.tracking.mlflow_delivery import UNDELIVERED, Delivery, Ending, Outbox, Point
+from fedspa.tracking.undelivered import Undelivered
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-SMALL_FILES = ("*.yaml", "*.csv", "*.json", "*.png")
-PARAM_LENGTH = 500
-METRICS_A_CALL, PARAMS_A_CALL = 1000, 100
-"""MLflow's own limits on one batch."""
+PARAM_LENGTH, PARAMS_A_CALL = 500, 100
+"""MLflow's own limits on a value and on one batch."""
 PARENT = "mlflow.parentRunId"
 """The tag that nests a run below another."""
+ENDED_BECAUSE = "ended_because"
+"""The tag of a run that ended early."""
 
 
 @dataclass(kw_only=True)
@@ -48,93 +49,106 @@ class MLflowTracker:
     def __post_init__(self) -> None:
         check_range("loggers.mlflow.flush_rounds", self.flush_rounds, low=1)
         check_range("loggers.mlflow.flush_seconds", self.flush_seconds, low=0)
-        self._run_id = ""
-        self._buffer: list[tuple[dict[str, float], int, int]] = []
+        self._run_id, self.uri = "", self.tracking_uri or store_uri()
+        self._kept: list[Point] = []
+        self._outbox: Outbox | None = None
+        self._delivery: Delivery | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        """What a resumed run needs to go on in the same run of the store, without a point doubled or missing."""
+        if self._outbox is None:
+            return {}
+        points = [list(point) for point in self._outbox.undelivered]
+        return {"run_id": self._run_id, "tracking_uri": self.uri, "points": points}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the run of a `state_dict`; the next `start` finds it in the store."""
+        if state:
+            self._run_id, self.uri = state["run_id"], state["tracking_uri"]
+            self._kept = [Point(*point) for point in state["points"]]
 
     def start(self, info: RunInfo) -> None:
+        """Open the run in the store. Raises `UserError` where that fails: later on the run goes on without it."""
         self._info = info
-        self._client, self._experiment_id = self.open_store()
-        tags = _tags(info) | ({PARENT: self.parent_run_id} if self.parent_run_id else {})
-        run = self._client.create_run(
-            self._experiment_id, run_name=str(info.config.get("name", "run")), tags=tags
-        )
-        self._run_id, self._flushed = run.info.run_id, time.monotonic()
-        self._log_params(info.config)
+        resumed = bool(self._run_id)
+        self._client, self._experiment_id = open_store(self.uri, self.experiment)
+        with store_needed(self.uri):
+            if resumed:
+                self._reopen()
+            else:
+                self._create()
+        self._outbox = Outbox(self._client, self._run_id, self._kept, in_doubt=resumed)
+        self._delivery = Delivery(self._outbox, info.folder, self.uri)
+        self._waiting, self._flushed = 0, time.monotonic()
 
     def open_store(self) -> tuple[MlflowClient, str]:
         """A client of the tracking store, and the experiment's id. Raises `UserError` if there is none to be had."""
-        return _open_store(self._uri, self.experiment)
-
-    @property
-    def _uri(self) -> str:
-        return self.tracking_uri or store_uri()
+        return open_store(self.uri, self.experiment)
 
     def round(self, record: RoundRecord) -> None:
-        self._buffer.append((_round_metrics(record), record.round, _now()))
+        self._add(_round_metrics(record), record.round)
+        self._waiting += 1
         waited = time.monotonic() - self._flushed
-        if len(self._buffer) >= self.flush_rounds or waited >= self.flush_seconds:
-            self._flush()
+        if self._delivery and (self._waiting >= self.flush_rounds or waited >= self.flush_seconds):
+            self._delivery.wake()
+            self._waiting, self._flushed = 0, time.monotonic()
 
     def finish(self, result: RunResult) -> None:
-        self._buffer.append((_final_metrics(result.summary), self._info.rounds, _now()))
-        self._deliver()
-        self._end("FINISHED")
-        print(f"In MLflow: {self._where()}")
+        self._add(_final_metrics(result.summary), self._info.rounds)
+        if self._end("FINISHED", {}):
+            print(f"In MLflow: {where_to_look(self.uri, self._experiment_id)}")
 
     def abort(self, status: str, reason: str) -> None:
-        if not self._run_id:
-            return
-        try:
-            self._client.set_tag(self._run_id, "ended_because", reason)
-            self._deliver()
-        finally:
-            self._end(status)
+        self._end(status, {ENDED_BECAUSE: reason})
 
-    def _log_params(self, config: Mapping[str, Any]) -> None:
+    def _create(self) -> None:
         from mlflow.entities import Param
 
-        params = [Param(key, value) for key, value in flat_params(config).items()]
-        for part in _parts(params, PARAMS_A_CALL):
-            self._client.log_batch(self._run_id, params=part)
+        info = self._info
+        tags = _tags(info) | ({PARENT: self.parent_run_id} if self.parent_run_id else {})
+        name = str(info.config.get("name", "run"))
+        self._run_id = self._client.create_run(self._experiment_id, run_name=name, tags=tags).info.run_id
+        params = [Param(key, value) for key, value in flat_params(info.config).items()]
+        for start in range(0, len(params), PARAMS_A_CALL):
+            self._client.log_batch(self._run_id, params=params[start : start + PARAMS_A_CALL])
 
-    def _flush(self) -> None:
-        from mlflow.entities import Metric
+    def _reopen(self) -> None:
+        """The run goes on where it was: RUNNING again, whatever became of it."""
+        run = self._client.get_run(self._run_id)
+        if run.info.lifecycle_stage != "active":
+            raise UserError(
+                f"The run {self._run_id} in MLflow has been deleted: restore it there, or resume with logger=csv."
+            )
+        # What an earlier end left undelivered is in the checkpoint too, or comes again in the rounds after it.
+        (self._info.folder / UNDELIVERED).unlink(missing_ok=True)
+        self._client.update_run(self._run_id, status="RUNNING")
+        if ENDED_BECAUSE in run.data.tags:
+            self._client.delete_tag(self._run_id, ENDED_BECAUSE)
 
-        points = [
-            Metric(key, value, timestamp, step)
-            for metrics, step, timestamp in self._buffer
-            for key, value in metrics.items()
-        ]
-        for part in _parts(points, METRICS_A_CALL):
-            self._client.log_batch(self._run_id, metrics=part)
-        self._buffer, self._flushed = [], time.monotonic()
+    def _add(self, metrics: Mapping[str, float], step: int) -> None:
+        assert self._outbox
+        now = _now()
+        self._outbox.add(Point(key, value, step, now) for key, value in metrics.items())
 
-    def _deliver(self) -> None:
-        self._flush()
-        for pattern in (*SMALL_FILES, *(["*.safetensors"] if self._upload_weights else [])):
-            for file in sorted(self._info.folder.glob(pattern)):
-                self._client.log_artifact(self._run_id, str(file))
-
-    def _end(self, status: str) -> None:
-        self._client.set_terminated(self._run_id, status)
-        self._run_id = ""
+    def _end(self, status: str, tags: dict[str, str]) -> bool:
+        """Close the run in the store; what the store does not take is left in the run's folder, and told."""
+        if self._outbox is None or self._delivery is None:  # the run never began, or has ended
+            return False
+        ending = Ending(status, _now(), self._upload_weights, tags)
+        delivery, self._delivery = self._delivery, None
+        if delivery.finish(ending):
+            return True
+        rest = Undelivered(self.uri, self._run_id, self._outbox.undelivered, ending)
+        rest.save(self._info.folder)
+        print(
+            f"MLflow at {self.uri} did not get everything ({delivery.reason or 'no answer'}): "
+            f"python src/deliver.py {shlex.quote(str(self._info.folder))} sends the rest."
+        )
+        return False
 
     @property
     def _upload_weights(self) -> bool:
         return bool(self._info.config.get("save", {}).get("upload_weights", False))
-
-    def _where(self) -> str:
-        if self._uri.startswith("http"):
-            return f"{self._uri.rstrip('/')}/#/experiments/{self._experiment_id}"
-        if self._uri == _default_uri():
-            return f"run `mlflow ui` in {project_root()}"
-        return f"run `mlflow ui --backend-store-uri {self._uri}`"
 
 
 def flat_params(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -211,66 +225,6 @@ def _final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
             if first is not None:
                 metrics[f"final/{kind}_rounds_to_{target}"] = float(first)
     return metrics
-
-
-def store_uri() -> str:
-    """The tracking store unless a run's config names another."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or _default_uri()
-
-
-def _default_uri() -> str:
-    return f"sqlite:///{project_root() / 'mlflow.db'}"
-
-
-def _open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
-    """A client of the store and the experiment's id; both are made where they do not exist yet.
-
-    Raises `UserError` if the store cannot be had.
-    """
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # else a page of lines on the new tables
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        with _one_process_at_a_time(uri):
-            client = MlflowClient(tracking_uri=uri)
-            if found := client.get_experiment_by_name(experiment):
-                return client, found.experiment_id
-            return client, client.create_experiment(experiment, artifact_location=_artifact_location(uri))
-    except (MlflowException, SQLAlchemyError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"loggers.mlflow: the tracking store {uri} cannot be used ({reason}): "
-            "mend it, name another with loggers.mlflow.tracking_uri=..., or run with logger=csv."
-        ) from error
-
-
-def _artifact_location(uri: str) -> str | None:
-    """A server decides itself; with a database MLflow would take the current directory, whatever it is."""
-    if "://" in uri and uri.split("://")[0] in ("http", "https", "databricks"):
-        return None
-    return (project_root() / "outputs" / "mlflow-artifacts").as_uri()
-
-
-@contextmanager
-def _one_process_at_a_time(uri: str) -> Iterator[None]:
-    """Processes that create the tables of one SQLite file at the same moment crash: they take turns here."""
-    from filelock import FileLock
-
-    if not uri.startswith("sqlite:///"):
-        yield
-        return
-    database = Path(uri.removeprefix("sqlite:///"))
-    database.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{database}.lock"):
-        yield
-
-
-def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
 
 
 def _now() -> int:

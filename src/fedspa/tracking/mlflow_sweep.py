@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from fedspa.tracking.mlflow_connection import brief, store_needed
 from fedspa.tracking.mlflow_store import MLflowTracker
+
+log = logging.getLogger(__name__)
 
 SWEEP = "sweep"
 """The tag by which a sweep's run is found again when the sweep goes on another day."""
@@ -37,11 +41,12 @@ def nested_in(sweep: str, loggers: Mapping[str, Any]) -> Iterator[Parent]:
         return
     key, tracker = found
     client, experiment = tracker.open_store()
-    if earlier := client.search_runs([experiment], f"tags.{SWEEP} = '{sweep}'", max_results=1):
-        run_id = earlier[0].info.run_id
-        client.update_run(run_id, status="RUNNING")
-    else:
-        run_id = client.create_run(experiment, run_name=sweep, tags={SWEEP: sweep}).info.run_id
+    with store_needed(tracker.uri):
+        if earlier := client.search_runs([experiment], f"tags.{SWEEP} = '{sweep}'", max_results=1):
+            run_id = earlier[0].info.run_id
+            client.update_run(run_id, status="RUNNING")
+        else:
+            run_id = client.create_run(experiment, run_name=sweep, tags={SWEEP: sweep}).info.run_id
     parent = Parent([f"++loggers.{key}.parent_run_id={run_id}"])
     status = "FAILED"
     try:
@@ -51,4 +56,9 @@ def nested_in(sweep: str, loggers: Mapping[str, Any]) -> Iterator[Parent]:
         status = "KILLED"
         raise
     finally:
-        client.set_terminated(run_id, status)
+        try:
+            client.set_terminated(run_id, status)
+        except Exception as error:  # the jobs are done, each in its folder: the store cannot change that
+            log.warning(
+                "loggers.%s: the run of sweep=%s stays open in MLflow (%s).", key, sweep, brief(error)
+            )

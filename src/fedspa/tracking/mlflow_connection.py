@@ -1,0 +1,116 @@
+"""How a tracking store is named and opened: a server, or a database beside the project."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedspa.errors import UserError
+from fedspa.paths import project_root
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",  # else a page of lines on the new tables
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # the run says itself where it is to be seen
+    # A server that does not answer is told of within 10 s. MLflow's own defaults are 120 s and 7 retries, which
+    # make minutes; trying again is done in `mlflow_delivery`, where nobody waits.
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "8",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+}
+"""MLflow's own settings, where the user's environment does not say otherwise."""
+
+
+def store_uri() -> str:
+    """The tracking store unless a run's config names another."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or _default_uri()
+
+
+def open_client(uri: str) -> MlflowClient:
+    """A client of the store. It asks the store nothing yet."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient
+
+    with _one_process_at_a_time(uri):
+        return MlflowClient(tracking_uri=uri)
+
+
+def open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
+    """A client of the store and the experiment's id; both are made where they do not exist yet.
+
+    Raises `UserError` if the store cannot be had.
+    """
+    with store_needed(uri):
+        client = open_client(uri)
+        with _one_process_at_a_time(uri):
+            if found := client.get_experiment_by_name(experiment):
+                return client, found.experiment_id
+            return client, client.create_experiment(experiment, artifact_location=artifact_location(uri))
+
+
+@contextmanager
+def store_needed(uri: str) -> Iterator[None]:
+    """What happens inside cannot do without the store: its errors are told as one sentence, a `UserError`."""
+    try:
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        errors: tuple[type[Exception], ...] = (MlflowException, SQLAlchemyError, OSError)
+    except ImportError:
+        raise UserError("loggers.mlflow needs MLflow: pip install mlflow, or run with logger=csv.") from None
+    try:
+        yield
+    except errors as error:
+        raise UserError(
+            f"loggers.mlflow: the tracking store {uri} cannot be used ({brief(error)}): "
+            "mend it, name another with loggers.mlflow.tracking_uri=..., or run with logger=csv."
+        ) from error
+
+
+def brief(error: BaseException) -> str:
+    """What lies at the root of an error of MLflow's, in a line: its own wraps three others in a page of text."""
+    while deeper := error.__cause__ or error.__context__:
+        error = deeper
+    text = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    line = text.strip().splitlines()[0].rstrip(".")
+    return line if len(line) <= 200 else f"{line[:197]}..."
+
+
+def artifact_location(uri: str) -> str | None:
+    """A server decides itself; with a database MLflow would take the current directory, whatever it is."""
+    if "://" in uri and uri.split("://")[0] in ("http", "https", "databricks"):
+        return None
+    return (project_root() / "outputs" / "mlflow-artifacts").as_uri()
+
+
+def where_to_look(uri: str, experiment_id: str) -> str:
+    """How one comes to see the runs of a store."""
+    if uri.startswith("http"):
+        return f"{uri.rstrip('/')}/#/experiments/{experiment_id}"
+    if uri == _default_uri():
+        return f"run `mlflow ui` in {project_root()}"
+    return f"run `mlflow ui --backend-store-uri {uri}`"
+
+
+def _default_uri() -> str:
+    return f"sqlite:///{project_root() / 'mlflow.db'}"
+
+
+@contextmanager
+def _one_process_at_a_time(uri: str) -> Iterator[None]:
+    """Processes that create the tables of one SQLite file at the same moment crash: they take turns here."""
+    if not uri.startswith("sqlite:///"):
+        yield
+        return
+    from filelock import FileLock
+
+    database = Path(uri.removeprefix("sqlite:///"))
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{database}.lock"):
+        yield

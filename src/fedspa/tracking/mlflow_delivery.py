@@ -1,0 +1,200 @@
+"""How a run's metrics reach the tracking store: beside the run, and whatever the store does meanwhile.
+
+A thread sends them. While the store is away or slow, the points wait in memory (and in the run's checkpoints)
+and the thread tries again, after pauses that double up to a minute. No point is written twice: after a call
+whose outcome is unknown, and after a resume, the store is asked how far each metric has come.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from fedspa.tracking.mlflow_connection import brief
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+log = logging.getLogger(__name__)
+
+POINTS_A_CALL = 1000
+"""MLflow's own limit on one batch."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Between two tries; each pause is twice the one before."""
+PATIENCE_S = 10.0
+"""How long the end of a run waits for the store's next answer."""
+SMALL_FILES = ("*.yaml", "*.csv", "*.json", "*.png")
+UNDELIVERED = "mlflow_undelivered.json"
+"""The file of a run's folder that holds what its store has not got."""
+
+
+class Point(NamedTuple):
+    """One value of a metric."""
+
+    key: str
+    value: float
+    step: int
+    timestamp: int
+    """Milliseconds since 1970."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended, for the store."""
+
+    status: str
+    """FINISHED, FAILED or KILLED."""
+    time: int
+    """Milliseconds since 1970."""
+    weights: bool
+    """Whether weights and masks go up too, not only the small files."""
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+class Outbox:
+    """The points that a run in the store has not got yet, in order; sends them call by call."""
+
+    def __init__(self, client: MlflowClient, run_id: str, points: Iterable[Point], in_doubt: bool) -> None:
+        """`in_doubt`: the store may hold points from before, and has to be asked."""
+        self._client, self._run_id = client, run_id
+        self._points = list(points)
+        self._in_doubt = in_doubt
+        self._reached: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def add(self, points: Iterable[Point]) -> None:
+        with self._lock:
+            self._points.extend(points)
+
+    @property
+    def undelivered(self) -> list[Point]:
+        """All points that the store has not acknowledged."""
+        with self._lock:
+            return list(self._points)
+
+    def send(self) -> bool:
+        """Send one call's worth of points; False where there is none. Raises whatever MLflow does."""
+        from mlflow.entities import Metric
+
+        with self._lock:
+            batch = self._points[:POINTS_A_CALL]
+        if not batch:
+            return False
+        if self._in_doubt:
+            latest = self._client.get_run(self._run_id).data.to_proto().metrics
+            self._reached = {metric.key: metric.step for metric in latest}
+        new = [point for point in batch if point.step > self._reached.get(point.key, -1)]
+        self._in_doubt = True  # until the store answers
+        if new:
+            metrics = [Metric(point.key, point.value, point.timestamp, point.step) for point in new]
+            self._client.log_batch(self._run_id, metrics=metrics)
+        self._in_doubt = False
+        with self._lock:
+            del self._points[: len(batch)]
+        return True
+
+    def end(self, ending: Ending, folder: Path) -> Iterator[None]:
+        """Send the files of the run's folder and close the run in the store; yields after each call."""
+        for key, value in ending.tags.items():
+            self._client.set_tag(self._run_id, key, value)
+            yield
+        for pattern in (*SMALL_FILES, *(["*.safetensors"] if ending.weights else [])):
+            for file in sorted(folder.glob(pattern)):
+                if file.name != UNDELIVERED:
+                    self._client.log_artifact(self._run_id, str(file))
+                    yield
+        self._client.set_terminated(self._run_id, ending.status, ending.time)
+
+
+class Delivery:
+    """Empties an outbox from a thread of its own, until the run ends.
+
+    To be made only after a run's worker processes: a fork of a process with several threads may find their locks
+    held.
+    """
+
+    def __init__(self, outbox: Outbox, folder: Path, store: str) -> None:
+        """`folder`: the run's own. `store`: how the warning names the store."""
+        self.reason = ""
+        """Why the last try failed; empty where it did not."""
+        self._outbox, self._folder, self._store = outbox, folder, store
+        self._changed = threading.Condition()
+        self._due = self._given_up = self._done = self._warned = False
+        self._ending: Ending | None = None
+        self._last_answer = 0.0
+        threading.Thread(target=self._run, name="mlflow", daemon=True).start()
+
+    def wake(self) -> None:
+        """Have the thread send what there is; returns at once."""
+        with self._changed:
+            self._due = True
+            self._changed.notify_all()
+
+    def finish(self, ending: Ending) -> bool:
+        """Send all the rest and close the run in the store; gives up `PATIENCE_S` after its last answer.
+
+        Returns whether the store got everything. If not, nothing more is sent but a call under way.
+        """
+        with self._changed:
+            self._ending, self._due, self._last_answer = ending, True, time.monotonic()
+            self._changed.notify_all()
+            while not self._done and (left := self._last_answer + PATIENCE_S - time.monotonic()) > 0:
+                self._changed.wait(left)
+            self._given_up = True
+            self._changed.notify_all()
+            return self._done
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE_S
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._due or self._given_up)
+                self._due, ending = False, self._ending
+            try:
+                for _ in self._calls(ending):
+                    self._last_answer = time.monotonic()
+                    if self._given_up:
+                        return
+                pause = FIRST_PAUSE_S
+                if ending:
+                    break
+            except Exception as error:  # the store, the network and the disk fail in many ways
+                self._warn(error)
+                pause = self._rest(pause, ending)
+            if self._given_up:
+                return
+        with self._changed:
+            self._done = True
+            self._changed.notify_all()
+
+    def _calls(self, ending: Ending | None) -> Iterator[None]:
+        """Makes the calls that there are to make, one for each step."""
+        while self._outbox.send():
+            yield
+        self.reason = ""
+        if ending:
+            yield from self._outbox.end(ending, self._folder)
+
+    def _warn(self, error: Exception) -> None:
+        """One warning a run, however often the store fails."""
+        self.reason = brief(error)
+        if not self._warned:
+            log.warning(
+                "loggers.mlflow: the tracking store %s takes no metrics now (%s): the run goes on, and they are kept "
+                "until it does.",
+                self._store,
+                self.reason,
+            )
+        self._warned = True
+
+    def _rest(self, pause: float, ending: Ending | None) -> float:
+        """Wait before the next try, unless the run ends meanwhile. Returns the length of the next pause."""
+        with self._changed:
+            ended = self._changed.wait_for(lambda: self._given_up or self._ending is not ending, pause)
+            self._due = True
+        return FIRST_PAUSE_S if ended else min(2 * pause, LONGEST_PAUSE_S)

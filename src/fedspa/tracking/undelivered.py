@@ -1,0 +1,56 @@
+"""What a run's tracking store has not got, kept in the run's folder until somebody delivers it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedspa.errors import UserError
+from fedspa.tracking.mlflow_connection import open_client, store_needed
+from fedspa.tracking.mlflow_delivery import UNDELIVERED, Ending, Outbox, Point
+
+
+@dataclass(frozen=True)
+class Undelivered:
+    """The rest of one run: points, and how it ended."""
+
+    tracking_uri: str
+    run_id: str
+    points: Sequence[Point]
+    ending: Ending
+
+    def save(self, folder: Path) -> None:
+        """Write it to the run's folder, whole or not at all."""
+        file = folder / UNDELIVERED
+        unfinished = file.with_suffix(".part")
+        unfinished.write_text(json.dumps(asdict(self)))
+        os.replace(unfinished, file)
+
+    @classmethod
+    def load(cls, folder: Path) -> Undelivered:
+        """Read it back. Raises `UserError` where there is none, or a damaged one."""
+        file = folder / UNDELIVERED
+        try:
+            content = json.loads(file.read_text())
+            points = [Point(*point) for point in content["points"]]
+            ending = Ending(**content["ending"])
+            return cls(content["tracking_uri"], content["run_id"], points, ending)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{file} is damaged: the run's CSV files hold the same numbers.") from error
+        except OSError as error:
+            raise UserError(
+                f"{folder} holds nothing to deliver ({UNDELIVERED}: {error.strerror})."
+            ) from error
+
+    def deliver(self, folder: Path) -> None:
+        """Send it all, and forget it. Raises `UserError` if the store still cannot be used."""
+        with store_needed(self.tracking_uri):
+            outbox = Outbox(open_client(self.tracking_uri), self.run_id, self.points, in_doubt=True)
+            while outbox.send():
+                pass
+            for _ in outbox.end(self.ending, folder):
+                pass
+        (folder / UNDELIVERED).unlink()

@@ -1,0 +1,126 @@
+"""A tracking server for tests: the part of MLflow's REST API that a run uses, in memory, able to misbehave.
+
+It starts in milliseconds where `mlflow server` takes many seconds; runs live on while it is down.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+
+class TrackingServer:
+    """`up()` and `down()` at will; `delay` (s) before each answer; `lose_answers`: do it, and hang up."""
+
+    def __init__(self, artifacts: Path) -> None:
+        self.artifacts = artifacts
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.calls: list[str] = []
+        self.delay, self.lose_answers = 0.0, False
+        self._port = 0
+        self._server: ThreadingHTTPServer | None = None
+        self.up()
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The only run."""
+        (run,) = self.runs.values()
+        return run
+
+    def steps(self, key: str) -> list[int]:
+        """Steps of a metric of the only run, in the order of arrival, doubled ones included."""
+        return [point["step"] for point in self.run["points"] if point["key"] == key]
+
+    def up(self) -> None:
+        if self._server is None:
+            handler = type("Handler", (_Handler,), {"store": self})
+            self._server = ThreadingHTTPServer(("127.0.0.1", self._port), handler)
+            self._server.daemon_threads = True
+            self._port = self._server.server_address[1]
+            threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def down(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def answer(self, call: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.calls.append(call)
+        run = self.runs.get(str(body.get("run_id")), {})
+        if call == "experiments/get-by-name":
+            return {"experiment": {"experiment_id": "1", "name": body["experiment_name"]}}
+        if call == "runs/create":
+            run_id = f"run{len(self.runs)}"
+            info = {
+                **{"run_id": run_id, "run_uuid": run_id, "experiment_id": "1", "status": "RUNNING"},
+                **{"lifecycle_stage": "active", "artifact_uri": (self.artifacts / run_id).as_uri()},
+                **{"start_time": body.get("start_time", 0), "run_name": body.get("run_name", "")},
+            }
+            self.runs[run_id] = {"info": info, "points": [], "params": {}, "tags": {}}
+            return {"run": self._shown(self.runs[run_id])}
+        if not run:
+            raise KeyError(f"no run {body.get('run_id')}")
+        if call == "runs/log-batch":
+            run["points"] += body.get("metrics", [])
+            run["params"] |= {param["key"]: param["value"] for param in body.get("params", [])}
+        elif call == "runs/set-tag":
+            run["tags"][body["key"]] = body["value"]
+        elif call == "runs/delete-tag":
+            del run["tags"][body["key"]]
+        elif call == "runs/update":
+            run["info"] |= {key: body[key] for key in ("status", "end_time") if key in body}
+            return {"run_info": run["info"]}
+        elif call == "runs/get":
+            return {"run": self._shown(run)}
+        else:
+            raise KeyError(f"no call {call}")
+        return {}
+
+    def _shown(self, run: dict[str, Any]) -> dict[str, Any]:
+        latest: dict[str, dict[str, Any]] = {}
+        for point in run["points"]:
+            if point["step"] >= latest.get(point["key"], point)["step"]:
+                latest[point["key"]] = point
+        tags = [{"key": key, "value": value} for key, value in run["tags"].items()]
+        return {"info": run["info"], "data": {"metrics": list(latest.values()), "tags": tags}}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    store: TrackingServer
+
+    def do_GET(self) -> None:
+        query = parse_qs(urlsplit(self.path).query)
+        self._answer({key: values[0] for key, values in query.items()})
+
+    def do_POST(self) -> None:
+        self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def _answer(self, body: dict[str, Any]) -> None:
+        time.sleep(self.store.delay)
+        call = urlsplit(self.path).path.partition("/mlflow/")[2]
+        try:
+            code, answer = 200, self.store.answer(call, body)
+        except KeyError as error:
+            code, answer = 404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": str(error)}
+        if self.store.lose_answers:
+            self.close_connection = True
+            return
+        content = json.dumps(answer).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silence."""
