@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from lightning.fabric import Fabric
 
 from fedspa.config import Plan, build_model
 from fedspa.costs import NetworkCosts
@@ -18,11 +19,13 @@ from fedspa.errors import UserError
 from fedspa.evaluation import Evaluator
 from fedspa.executor import Executor, InProcess, Workers, can_fork, usable_cores
 from fedspa.federation import FederatedLoop
+from fedspa.launch import ALONE, Launch
 from fedspa.link import Link
 from fedspa.masks.initial import InitialMasks
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Origin, Visit
 from fedspa.models.initialise import seeded
+from fedspa.ranks import RankGroup, Ranks
 from fedspa.theory import TheoremCurves
 from fedspa.visitor import Call, Visitor
 from fedspa.weights import ParameterSpace
@@ -47,6 +50,8 @@ class Federation:
     loop: FederatedLoop
     visitor: Visitor
     executor: Executor
+    group: RankGroup
+    """The processes that run it together."""
     space: ParameterSpace
     data: ImageData
     rows: ClientRows
@@ -56,10 +61,18 @@ class Federation:
     """With `theory.every`: what is remembered for the curves of Theorem 1."""
 
 
-def build(plan: Plan) -> Federation:
-    """Load the data, deal it to the clients, and put network, engine, evaluator and loop together."""
+def build(plan: Plan, launch: Launch = ALONE) -> Federation:
+    """Load the data, deal it to the clients, and put network, engine, evaluator and loop together.
+
+    Every rank of a launch does so; what one of them raises, all raise.
+    """
+    fabric, group = plan.hardware.fabric(launch), RankGroup(launch.rank, launch.size)
+    with group.together():
+        return _assemble(plan, fabric, launch, group)
+
+
+def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> Federation:
     settings, source = plan.settings, plan.dataset
-    fabric = plan.hardware.fabric()
     shape = (source.channels, source.image_size, source.image_size)
     network = seeded(
         lambda: build_model(plan, source.channels, source.image_size, source.classes), settings.seed
@@ -111,16 +124,18 @@ def build(plan: Plan) -> Federation:
         client_rows=rows.train,
         link=Link(space, settings.federation.wire) if settings.federation.wire else None,
     )
-    executor = _executor(plan, visitor, origin)
+    executor = _executor(plan, visitor, origin, launch)
+    if group.size > 1:
+        executor = Ranks(executor, group, lambda job: len(rows.train[job.client]), fabric.device)
     loop = FederatedLoop(visitor, executor, settings.federation, settings.eval, origin, on_visit)
-    return Federation(loop, visitor, executor, space, data, rows, local_models, curves)
+    return Federation(loop, visitor, executor, group, space, data, rows, local_models, curves)
 
 
-def _executor(plan: Plan, visitor: Visitor, origin: Origin) -> Executor:
+def _executor(plan: Plan, visitor: Visitor, origin: Origin, launch: Launch) -> Executor:
     """Worker processes where they can help: on the CPU, more cores than one, more clients a round than one."""
     workers = plan.hardware.workers
     if workers is None:
-        workers = usable_cores()
+        workers = launch.share_of(usable_cores())
         if origin.weights.device.type != "cpu" or not can_fork():
             workers = 1
     elif workers > 1 and (origin.weights.device.type != "cpu" or not can_fork()):

@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedspa.config import Plan, check, config_dir, explain, register
 from fedspa.errors import UserError, nearest
+from fedspa.launch import launched
 from fedspa.settings import Config
 from fedspa.streams import ReaderGone, ends_with_its_reader
 from fedspa.studies import register_studies
@@ -42,7 +43,8 @@ def main(task: Task, schema: type[Config] = Config) -> int:
     `schema`: the settings of this command, those of a run and perhaps some of its own.
     Returns the exit code: 0, done; 1, fedspa has a bug, whose traceback is shown; 2, a mistake of the user,
     told in one sentence (under HYDRA_FULL_ERROR=1 with its traceback); 130, stopped by Ctrl-C; 141, stopped since
-    nobody reads standard output any more. After several jobs, the highest of theirs.
+    nobody reads standard output any more. After several jobs, the highest of theirs. Of several ranks all do so,
+    and the first speaks.
     """
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra reports errors itself, and exits
@@ -54,6 +56,9 @@ def main(task: Task, schema: type[Config] = Config) -> int:
         """One run, which tells of its own failure at once. That ends the program, or only this job of a sweep."""
         command = HydraConfig.get()
         folder = Path(command.runtime.output_dir)
+        if not launched().main:  # a run has one folder, that of the first rank; this one may be another
+            with suppress(OSError):
+                folder.rmdir()
         try:
             study = command.runtime.choices.get("sweep")
             if study and command.mode == RunMode.RUN:
@@ -71,11 +76,16 @@ def main(task: Task, schema: type[Config] = Config) -> int:
                 folder.rmdir()
 
     try:
+        if {"-m", "--multirun"} & set(sys.argv[1:]) and (ranks := launched().size) > 1:
+            raise UserError(
+                f"-m starts runs one after another, but here are {ranks} ranks for one run: leave out one."
+            )
         hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(job)()
     except ReaderGone:
         raise
     except KeyboardInterrupt:
-        print("Stopped.", file=sys.stderr)
+        if launched().main:
+            print("Stopped.", file=sys.stderr)
         return 130
     except SystemExit as end:
         return int(end.code or 0)
@@ -97,6 +107,8 @@ def report(error: Exception, show_traceback: bool) -> int:
     if isinstance(error, OSError) and error.errno in UNWRITABLE:
         error = unwritable(error)
     mistake = isinstance(error, UserError)
+    if not launched().main:
+        return 2 if mistake else 1
     if mistake and not show_traceback:
         print(f"Error: {error}", file=sys.stderr)
     else:

@@ -13,6 +13,7 @@ from fedspa import __version__
 from fedspa.assembly import Federation, build
 from fedspa.config import Plan
 from fedspa.evaluation import spread
+from fedspa.launch import launched
 from fedspa.masks.packed import PackedMask
 from fedspa.partition.base import label_counts, partition_hash
 from fedspa.records import ACCURACY, ClientRow, RunInfo, RunResult
@@ -27,25 +28,31 @@ def run(plan: Plan, folder: Path) -> dict[str, Any]:
 
     Raises `UserError` where the data or the network shows that the plan cannot work; that is before training
     starts and before any tracker has begun. A run that ends early is told so to its trackers: FAILED, or
-    KILLED after Ctrl-C.
+    KILLED after Ctrl-C. Under torchrun or SLURM all ranks run this; the first one tracks, into its folder.
     """
     begin = time.perf_counter()
-    federation = build(plan)
-    info = describe(plan, federation, folder)
-    trackers = Trackers({"run_folder": RunFolder(), "console_view": ConsoleView(), **plan.loggers})
+    federation = build(plan, launched())
+    group = federation.group
+    info = describe(plan, federation, group.broadcast(folder))
+    everyone = {"run_folder": RunFolder(), "console_view": ConsoleView(), **plan.loggers}
+    trackers = Trackers(everyone if group.main else {})
     try:
-        trackers.start(info)
+        with group.together():
+            trackers.start(info)
         history = History(plan.settings.eval.targets, plan.settings.eval.final_rounds)
         for record in federation.loop.rounds():
             history.add(record)
-            trackers.round(record)
+            with group.together():
+                trackers.round(record)
         scores = {kind: by_metric[ACCURACY] for kind, by_metric in federation.loop.state.scores.items()}
         finetuned = None
         if plan.settings.finetune.epochs and "global" in plan.method.kinds:
             scores["finetuned"] = federation.loop.finetune(plan.settings.finetune.epochs)[ACCURACY]
             finetuned = spread(scores["finetuned"])
         summary = history.summary(info, finetuned, time.perf_counter() - begin)
-        trackers.finish(result(federation, scores, summary))
+        with group.together():
+            if group.main:
+                trackers.finish(result(federation, scores, summary))
     except KeyboardInterrupt:
         trackers.abort("KILLED", "interrupted")
         raise
@@ -54,6 +61,7 @@ def run(plan: Plan, folder: Path) -> dict[str, Any]:
         raise
     finally:
         federation.executor.close()
+        group.close()
     return summary
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from fedspa.errors import UserError, check_choice, check_range
+from fedspa.launch import ALONE, Launch
 
 if TYPE_CHECKING:
     import torch
     from lightning.fabric import Fabric
 
 
+RANK_PATIENCE = timedelta(days=2)
+"""How long ranks wait for each other. One that died is noticed at once; one that is slow is waited for."""
+
+
 @dataclass(kw_only=True)
 class Hardware:
-    """One process on one device.
+    """What one process computes on; under torchrun or SLURM each of the run's processes has one device.
 
     Raises `UserError` for a value that cannot be.
     """
@@ -46,10 +53,14 @@ class Hardware:
 
         return torch.float64 if self.precision == "64-true" else torch.float32
 
-    def fabric(self) -> Fabric:
-        """Lightning Fabric on this hardware. Raises `UserError` if it needs a GPU and there is none."""
+    def fabric(self, launch: Launch = ALONE) -> Fabric:
+        """Lightning Fabric on this hardware, its process group joined where the launch has several ranks.
+
+        Raises `UserError` if it needs a GPU and there is none, or fewer than ranks.
+        """
         import torch
         from lightning.fabric import Fabric
+        from lightning.fabric.plugins.environments import LightningEnvironment
 
         has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
         if self.accelerator == "gpu" and not has_gpu:
@@ -60,4 +71,36 @@ class Hardware:
         # algorithms by a race, so that a rerun would differ.
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        return Fabric(accelerator=self.accelerator, devices=1, precision=self.precision)  # type: ignore[arg-type]
+        if launch.size > 1:
+            return self._joined(launch)
+        # Named, since Fabric would take whatever has reserved several tasks for their launcher.
+        alone = LightningEnvironment()
+        return Fabric(accelerator=self.accelerator, devices=1, precision=self.precision, plugins=[alone])  # type: ignore[arg-type]
+
+    def _joined(self, launch: Launch) -> Fabric:
+        """Fabric as one rank of several. Its strategy only joins the group: no network is ever wrapped by it."""
+        import torch
+        from lightning.fabric import Fabric
+        from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+        from lightning.fabric.strategies import DDPStrategy
+
+        gpus = torch.cuda.device_count()
+        on_gpus = self.accelerator == "gpu" or (self.accelerator == "auto" and gpus > 0)
+        if on_gpus and gpus < launch.local_size:
+            raise UserError(
+                f"{launch.launcher} started {launch.local_size} processes on this machine, which has {gpus} GPUs: "
+                "it must be one process a GPU, or hardware=cpu."
+            )
+        slurm = launch.launcher == "slurm"
+        fabric = Fabric(
+            accelerator="gpu" if on_gpus else "cpu",
+            devices=launch.local_size,
+            num_nodes=launch.machines,
+            precision=self.precision,  # type: ignore[arg-type]
+            strategy=DDPStrategy(process_group_backend="gloo", timeout=RANK_PATIENCE),
+            plugins=[SLURMEnvironment(auto_requeue=False) if slurm else TorchElasticEnvironment()],
+        )
+        logging.disable(logging.INFO)  # else a page of lines from every rank
+        fabric.launch()
+        logging.disable(logging.NOTSET)
+        return fabric
