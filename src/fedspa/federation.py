@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from fedspa.visitor import Call, FineTuning, Outcome, Visitor
 
 @dataclass
 class FederationState:
-    """Everything that changes from round to round, and so all that a checkpoint has to hold."""
+    """Everything that changes from round to round. What it holds is replaced, never written into."""
 
     weights: torch.Tensor
     """The dense global weights [total]."""
@@ -38,9 +39,24 @@ class FederationState:
     scores: dict[str, Scores] = field(default_factory=dict)
     """Latest scores by kind of model and metric: float64 [clients], NaN where a client has none."""
 
+    def draft(self) -> FederationState:
+        """A state to work on, while this one stays as it is."""
+        return replace(
+            self,
+            clients=dict(self.clients),
+            visits=dict(self.visits),
+            scores={
+                kind: {metric: values.copy() for metric, values in by_metric.items()}
+                for kind, by_metric in self.scores.items()
+            },
+        )
+
 
 class FederatedLoop:
-    """Runs rounds: sample, visit each client, fold its update, merge, test, report."""
+    """Runs rounds: sample, visit each client, fold its update, merge, test, report.
+
+    A round is a transaction: `state` is that of the last complete round until the next one is complete.
+    """
 
     def __init__(
         self,
@@ -67,13 +83,45 @@ class FederatedLoop:
         while self.state.round < self._federation.rounds:
             clock = Clock()
             with clock("total"):
-                record = self._round(clock)
+                self.state, record = self._round(clock)
             yield record
 
-    def client_state(self, client: int) -> ClientState:
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain values, tensors and masks, for a checkpoint."""
+        state, first = self.state, self._method.first_state(0, self._origin)
+        facts = {f: getattr(state, f) for f in ("weights", "round", "clients", "visits", "scores")}
+        # `first`, so that clients who still share the first state go on sharing it with those never visited.
+        return facts | {
+            "costs": asdict(state.costs),
+            "dense_costs": asdict(state.dense_costs),
+            "first": first,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave in another process, perhaps on another device."""
+        like = self._origin.weights
+        own = {id(state["first"]): self._method.first_state(0, self._origin)}
+
+        def placed(item: ClientState) -> ClientState:
+            if id(item) not in own:
+                own[id(item)] = item.to(like) if isinstance(item, torch.Tensor) else item
+            return own[id(item)]
+
+        self.state = FederationState(
+            weights=state["weights"].to(like),
+            round=state["round"],
+            clients={client: placed(item) for client, item in state["clients"].items()},
+            visits=dict(state["visits"]),
+            costs=Costs(**state["costs"]),
+            dense_costs=Costs(**state["dense_costs"]),
+            scores={kind: dict(by_metric) for kind, by_metric in state["scores"].items()},
+        )
+
+    def client_state(self, client: int, state: FederationState | None = None) -> ClientState:
         """What is remembered of a client; of one that was never visited, what its method starts from."""
-        if client in self.state.clients:
-            return self.state.clients[client]
+        remembered = (state or self.state).clients
+        if client in remembered:
+            return remembered[client]
         return self._method.first_state(client, self._origin)
 
     def density(self, client: int) -> float:
@@ -81,14 +129,15 @@ class FederatedLoop:
         state = self.client_state(client)
         return state.density if isinstance(state, PackedMask) else 1.0
 
-    def _round(self, clock: Clock) -> RoundRecord:
-        state, t = self.state, self.state.round
+    def _round(self, clock: Clock) -> tuple[FederationState, RoundRecord]:
+        """The next round: the state after it, and what it has to tell."""
+        state, t = self.state.draft(), self.state.round
         training, searcher = self._visitor.training, self._visitor.searcher
         participants = sample_clients(
             self._visitor.seed, t, self._federation.clients, self._federation.clients_per_round
         )
         calls = [
-            Call(t, client, first_visit=client not in state.visits, state=self.client_state(client))
+            Call(t, client, first_visit=client not in state.visits, state=self.client_state(client, state))
             for client in participants
         ]
 
@@ -101,7 +150,7 @@ class FederatedLoop:
             if visit.update is not None:
                 with clock("aggregate"):
                     merge.fold(visit.update, self._method.weight(rows), visit.holds)
-            self._remember(call.client, outcome)
+            self._remember(state, call.client, outcome)
             clock.add(outcome.seconds)
             costs += visit.costs
             dense_costs += self._dense.visit_costs(VisitSize(self._visitor.network, training, rows), None)
@@ -116,8 +165,8 @@ class FederatedLoop:
         tested = state.round % self._evaluation.every == 0 or state.round == self._federation.rounds
         if tested:
             with clock("evaluate"):
-                self._test()
-        return RoundRecord(
+                self._test(state)
+        return state, RoundRecord(
             round=state.round,
             participants=tuple(participants),
             learning_rate=training.lr_at(t),
@@ -126,14 +175,14 @@ class FederatedLoop:
             costs=costs,
             total_costs=state.costs,
             dense_costs=state.dense_costs,
-            scores=self._spreads() if tested else {},
+            scores=_spreads(state) if tested else {},
             extras=searcher.describe(t) if searcher else {},
             seconds=clock.seconds,
         )
 
-    def _remember(self, client: int, outcome: Outcome) -> None:
+    def _remember(self, state: FederationState, client: int, outcome: Outcome) -> None:
         """Keep the client's next state and the scores of its local model."""
-        state, known, next_state = self.state, self.client_state(client), outcome.visit.state
+        known, next_state = self.client_state(client, state), outcome.visit.state
         # Clients that share a mask go on sharing one object, also where the visit was made by another process.
         keeps = isinstance(next_state, PackedMask) and next_state == known
         state.clients[client] = known if keeps else next_state
@@ -142,23 +191,24 @@ class FederatedLoop:
             unknown = np.full(self._federation.clients, np.nan)
             state.scores.setdefault("local", {}).setdefault(metric, unknown)[client] = values[0]
 
-    def _test(self) -> None:
+    def _test(self, state: FederationState) -> None:
         """Test every client's global and personal model, where the method has them."""
-        everyone, state, evaluators = range(self._federation.clients), self.state, self._visitor.evaluators
+        everyone, evaluators = range(self._federation.clients), self._visitor.evaluators
         if "global" in self._method.kinds:
             state.scores["global"] = score_one(evaluators, state.weights, everyone)
         if "personal" in self._method.kinds:
-            states = [self.client_state(client) for client in everyone]
+            states = [self.client_state(client, state) for client in everyone]
             state.scores["personal"] = score_personal(evaluators, self._method, state.weights, states)
-
-    def _spreads(self) -> dict[str, dict[str, Spread]]:
-        return {
-            kind: {metric: spread(values) for metric, values in by_metric.items()}
-            for kind, by_metric in self.state.scores.items()
-        }
 
     def finetune(self, epochs: int) -> Scores:
         """Scores after every client trained a copy of the final global weights once more, by metric."""
         jobs = [FineTuning(self.state.round, client, epochs) for client in range(self._federation.clients)]
         by_client = list(self._executor.run(jobs, self.state.weights))
         return {metric: np.concatenate([scores[metric] for scores in by_client]) for metric in by_client[0]}
+
+
+def _spreads(state: FederationState) -> dict[str, dict[str, Spread]]:
+    return {
+        kind: {metric: spread(values) for metric, values in by_metric.items()}
+        for kind, by_metric in state.scores.items()
+    }
