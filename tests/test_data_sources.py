@@ -6,7 +6,7 @@ import gzip
 import io
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -236,8 +236,10 @@ def changed(row: int, image: bytes | None = GOOD[0], label: int | None = 0) -> p
         ),
         (changed(3, image=png(pictures(1, 3)[0])), "row 3 .* its colour mode is RGB, dataset.channels=1"),
         (changed(9, label=None), r"train.parquet, row 9 \(from 0\): the label is missing"),
-        (changed(9, label=3), r"label 3 in row 9 \(from 0\) of its train split: .* it must be 0 to 2"),
-        (changed(9, label=-1), r"label -1 in row 9"),
+        (changed(9, label=3), r"train.parquet, row 9 \(from 0\): the label 3 is out of range: .* be 0 to 2"),
+        (changed(9, label=-1), r"row 9 \(from 0\): the label -1 is out of range"),
+        (changed(3, image=png(np.zeros((5000, 5000), np.uint8))), "row 3 .* it is 5000 x 5000 pixels"),
+        (changed(3, image=b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 6\n"), "row 3 .* cannot identify"),
         (table(GOOD, LABELS).rename_columns(["img", "label"]), r"dataset.image=image is no column of .*img"),
         (table(GOOD, LABELS).rename_columns(["label", "image"]), "dataset.image=image in .* is int64"),
         (
@@ -277,6 +279,67 @@ def test_damaged_files_end_in_one_sentence(tmp_path: Path, damage: list[tuple[fl
             SIDE,
             SIDE,
         )  # the damage hit bytes without meaning, or a pixel
+
+
+def test_a_label_is_named_with_its_file_row_and_value(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "train.parquet").unlink()
+    labels = list(LABELS)
+    labels[9] = 7
+    for shard, rows in enumerate((slice(0, 5), slice(5, 5), slice(5, TRAIN))):
+        pq.write_table(table(GOOD[rows], labels[rows]), tmp_path / f"train-{shard}.parquet")
+    with pytest.raises(UserError) as refusal:
+        hub(tmp_path).load()
+    assert str(refusal.value) == (
+        f"{tmp_path}/train-2.parquet, row 4 (from 0): the label 7 is out of range: with dataset.classes=3 and "
+        "dataset.label_offset=0 it must be 0 to 2."
+    )
+
+
+def test_a_label_beyond_int64_is_named(tmp_path: Path) -> None:
+    labels = pa.array([0] * (TRAIN - 1) + [2**64 - 1], pa.uint64())
+    with pytest.raises(UserError, match=r"row 11 \(from 0\): the label 18446744073709551615 is absurd"):
+        hub(write(tmp_path, table(GOOD, LABELS).set_column(1, "label", labels))).load()
+
+
+def test_a_parquet_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    bomb = bytes(20 << 20)
+    folder = write(tmp_path)
+    pq.write_table(changed(3, image=bomb), folder / "train.parquet", compression="zstd", use_dictionary=False)
+    assert (folder / "train.parquet").stat().st_size < 1 << 16
+    with pytest.raises(UserError, match=r"12 rows of image.bytes unpack to 2097\d+ bytes, more than 859456"):
+        hub(folder).load()
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch], ids=["a folder", "an empty file"])
+def test_no_file_of_data(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    for source, name in (
+        (hub(write(tmp_path / "parquet")), "parquet/train.parquet"),
+        (IdxImages(**facts(hub="org/tiny", path=str(write_idx(tmp_path)))), "train-labels-idx1-ubyte"),
+    ):
+        (tmp_path / name).unlink()
+        make(tmp_path / name)
+        with pytest.raises(UserError, match=f"{name} is no readable"):
+            source.load()
+
+
+def test_no_permission_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UserError, match=f"dataset.path={tmp_path} cannot be read: you have no permission to"):
+        hub(write(tmp_path)).load()
+
+
+def test_a_damaged_scikit_learn_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sklearn.datasets
+
+    def broken() -> None:
+        raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+
+    monkeypatch.setattr(sklearn.datasets, "load_digits", broken)
+    with pytest.raises(
+        UserError, match=r"the copy inside scikit-learn .* \(Compressed file ended .*reinstall"
+    ):
+        shipped("digits").load()
 
 
 # ---- the hub
@@ -338,19 +401,41 @@ def test_broken_idx_files_are_named_with_the_row(tmp_path: Path, suffix: str) ->
     file = tmp_path / f"train-images-idx3-ubyte{suffix}"
     whole = file.read_bytes()
     file.write_bytes(whole[: 16 + 7 * SIDE * SIDE + 5] if not suffix else whole[:-60])
-    with pytest.raises(UserError, match=r"idx3-ubyte.* breaks off in row \d+ \(from 0\) of the 12") as caught:
+    with pytest.raises(UserError, match=r"idx3-ubyte.* breaks off in row \d+ \(from 0\), ") as caught:
         source.load()
     assert suffix or "row 7" in str(caught.value)
     file.write_bytes(b"garbage")
-    with pytest.raises(UserError, match="is no idx file"):
+    with pytest.raises(UserError, match="is no readable idx file"):
         source.load()
 
 
-def test_an_absurd_idx_header_takes_no_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "images, labels, sentence",
+    [
+        ((2**31, SIDE, SIDE), 2**31, "holds 2147483648 train images, but dataset.train_size=12"),
+        ((TRAIN, 2**15, 2**15), TRAIN, "holds images of 32768 x 32768 pixels, but dataset.image_size=6"),
+        ((2**32 - 1, SIDE, SIDE), TRAIN, "holds 4294967295 images, but .* 12 labels"),
+    ],
+)
+def test_an_absurd_idx_header_takes_no_memory(
+    tmp_path: Path, images: tuple[int, ...], labels: int, sentence: str
+) -> None:
     write_idx(tmp_path)
-    header = struct.pack(">HBB3I", 0, 8, 3, 2**31, 2**15, 2**15)
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(header + bytes(100))
-    with pytest.raises(UserError, match="breaks off in row 0"):
+    content = struct.pack(">HBB3I", 0, 8, 3, *images) + bytes(100)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(content)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(struct.pack(">HBBI", 0, 8, 1, labels) + bytes(100))
+    with pytest.raises(UserError, match=sentence):
+        IdxImages(**facts(hub="org/tiny", path=str(tmp_path))).load()
+
+
+def test_a_label_in_an_idx_file_is_named(tmp_path: Path) -> None:
+    write_idx(tmp_path)
+    labels = bytearray((tmp_path / "train-labels-idx1-ubyte").read_bytes())
+    labels[8 + 5] = 200
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(labels)
+    with pytest.raises(
+        UserError, match=r"labels-idx1-ubyte, row 5 \(from 0\): the label 200 is out of range"
+    ):
         IdxImages(**facts(hub="org/tiny", path=str(tmp_path))).load()
 
 

@@ -24,7 +24,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from fedspa.errors import UserError, nearest
+from fedspa.errors import UserError, brief, nearest
 from fedspa.paths import project_root
 from fedspa.records import ACCURACY
 from fedspa.settings import Config
@@ -150,8 +150,13 @@ def _check_together(plan: Plan) -> None:
         names = ",".join([ACCURACY, *plan.metrics])
         raise UserError(f"metric has no {ACCURACY}, which the summary is about: use metric=[{names}].")
     path = plan.resolved["dataset"].get("path")
-    if path is not None and not Path(path).exists():
-        raise UserError(f"dataset.path={path} does not exist: it must be the data set's folder or file.")
+    if path is not None:
+        try:
+            exists = Path(path).expanduser().exists()
+        except (OSError, RuntimeError, ValueError) as error:  # no permission, no such home, no path at all
+            raise UserError(f"dataset.path={path} cannot be read ({brief(error)}).") from error
+        if not exists:
+            raise UserError(f"dataset.path={path} does not exist: it must be the data set's folder or file.")
 
 
 def config_hash(resolved: dict[str, Any]) -> str:

@@ -13,6 +13,13 @@ class UserError(Exception):
     """
 
 
+def brief(error: BaseException) -> str:
+    """What an exception of another library says, short enough for one sentence of ours."""
+    text = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    line = " ".join((text.strip().splitlines() or [type(error).__name__])[0].split()).rstrip(".")
+    return line if len(line) <= 200 else f"{line[:197]}..."
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
     """The tail of an error sentence: the nearest valid names, or all of them.
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedspa.data.source import ImageSet, ImageSource
+from fedspa.errors import UserError, brief
 
 TEST_IMAGES_PER_CLASS = 40
 
@@ -23,7 +24,12 @@ class Digits(ImageSource):
     def read(self, split: str) -> ImageSet:
         from sklearn.datasets import load_digits
 
-        digits = load_digits()
+        try:
+            digits = load_digits()
+        except Exception as error:  # NumPy and gzip raise of many kinds on a broken file
+            raise UserError(
+                f"dataset={self.name}: the copy inside scikit-learn cannot be read ({brief(error)}): reinstall it."
+            ) from error
         rows = split_rows(digits.target, split)
         rows = rows[: self.rows_to_read(split, len(rows), f"dataset={self.name}")]
         pixels = np.rint(digits.images[rows] * (255 / 16)).astype(np.uint8)

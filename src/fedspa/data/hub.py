@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fedspa.data.parquet import ROWS_AT_ONCE, Shard, brief, decode_shard, folder_shards
+from fedspa.data.parquet import ROWS_AT_ONCE, Shard, decode_shard, folder_shards
 from fedspa.data.source import ImageSet, ImageSource
-from fedspa.errors import UserError, check_choice
+from fedspa.errors import UserError, brief, check_choice
 
 
 @dataclass(kw_only=True)
@@ -38,19 +42,31 @@ class HubImages(ImageSource):
         rows = self.rows_to_read(split, sum(shard.rows for shard in shards), self.origin)
         pixels = np.empty((rows, self.image_size, self.image_size, self.channels), dtype=np.uint8)
         labels = np.empty(rows, dtype=np.int64)
-        first = 0
-        for shard in shards:
+        starts = list(itertools.accumulate((shard.rows for shard in shards), initial=0))
+        for shard, first in zip(shards, starts, strict=False):
             part = slice(first, first + shard.rows)  # the last one is cut where the arrays end
             decode_shard(shard, self.image, self.label, pixels[part], labels[part])
-            first += shard.rows
-        return self.image_set(pixels, labels)
 
-    def image_set(self, pixels: np.ndarray, labels: np.ndarray) -> ImageSet:
-        """An image set of pixels uint8 [N, H, W, C] and labels int64 [N] as they are published."""
+        def place(row: int) -> str:
+            shard = bisect.bisect_right(starts, row) - 1
+            return f"{shards[shard].where}, row {row - starts[shard]} (from 0)"
+
+        return self.image_set(pixels, labels, place)
+
+    def image_set(self, pixels: np.ndarray, labels: np.ndarray, place: Callable[[int], str]) -> ImageSet:
+        """An image set of pixels uint8 [N, H, W, C] and labels int64 [N] as they are published.
+
+        Raises `UserError` for a label out of range; `place` says where a row lies.
+        """
+        offset = self._offset(labels)
+        if len(bad := np.flatnonzero((labels < offset) | (labels >= offset + self.classes))):
+            raise UserError(
+                f"{place(bad[0])}: the label {labels[bad[0]]} is out of range: with dataset.classes={self.classes} "
+                f"and dataset.label_offset={offset} it must be {offset} to {offset + self.classes - 1}."
+            )
         if self.transpose:
             pixels = np.ascontiguousarray(pixels.transpose(0, 2, 1, 3))
-        images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-        return ImageSet(images, torch.from_numpy(labels - self._offset(labels)))
+        return ImageSet(torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.from_numpy(labels - offset))
 
     @property
     def origin(self) -> str:
@@ -69,9 +85,12 @@ class HubImages(ImageSource):
         return 1 if low >= 1 and high == self.classes else 0
 
     def _folder(self, split: str) -> list[Shard]:
-        return folder_shards(Path(self.path or "").expanduser(), split, [self.image, self.label])
+        pixels = self.image_size**2 * self.channels
+        return folder_shards(Path(self.path or "").expanduser(), split, [self.image, self.label], pixels)
 
     def _download(self, split: str) -> Shard:
+        # A data set on the hub may come with code; this project only takes data (the user's own setting wins).
+        os.environ.setdefault("HF_DATASETS_TRUST_REMOTE_CODE", "0")
         from datasets import load_dataset
 
         try:

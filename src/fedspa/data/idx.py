@@ -6,6 +6,8 @@ import gzip
 import math
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -13,9 +15,8 @@ from typing import IO, cast
 import numpy as np
 
 from fedspa.data.hub import HubImages
-from fedspa.data.parquet import brief
 from fedspa.data.source import ImageSet
-from fedspa.errors import UserError
+from fedspa.errors import UserError, brief
 
 SPLIT_NAMES = {"train": ("train",), "test": ("t10k", "test")}
 """MNIST and Fashion-MNIST call their test files t10k, EMNIST test."""
@@ -35,11 +36,20 @@ class IdxImages(HubImages):
         files = folder and find_idx(Path(folder).expanduser(), split)
         if not files:
             return super().read(split)
-        pixels, labels = read_idx(files[0], 3), read_idx(files[1], 1)
-        if len(pixels) != len(labels):
-            raise UserError(f"{files[0]} holds {len(pixels)} images, but {files[1]} {len(labels)} labels.")
-        rows = self.rows_to_read(split, len(labels), f"{files[0]}")
-        return self.image_set(pixels[:rows, :, :, None], labels[:rows].astype(np.int64))
+        images, labels = files
+        with open_idx(images, 3) as (pixel_stream, shape), open_idx(labels, 1) as (label_stream, (count,)):
+            if shape[0] != count:
+                raise UserError(f"{images} holds {shape[0]} images, but {labels} {count} labels.")
+            if shape[1:] != (self.image_size, self.image_size):
+                raise UserError(
+                    f"{images} holds images of {shape[2]} x {shape[1]} pixels, but "
+                    f"dataset.image_size={self.image_size}."
+                )
+            rows = self.rows_to_read(split, count, str(images))
+            pixels = read_rows(images, pixel_stream, (rows, *shape[1:]))
+            found = read_rows(labels, label_stream, (rows,))
+        place = lambda row: f"{labels}, row {row} (from 0)"  # noqa: E731
+        return self.image_set(pixels[:, :, :, None], found.astype(np.int64), place)
 
 
 def find_idx(folder: Path, split: str) -> tuple[Path, Path] | None:
@@ -52,25 +62,25 @@ def find_idx(folder: Path, split: str) -> tuple[Path, Path] | None:
     return None
 
 
-def read_idx(file: Path, dims: int) -> np.ndarray:
-    """The uint8 array of an idx file, of so many dimensions; a broken file is refused by name and row."""
-    with _open(file) as stream:
-        try:
-            header = stream.read(4 + 4 * dims)
-            zeros, kind, rank, *shape = struct.unpack(f">HBB{dims}I", header)
-        except (OSError, EOFError, zlib.error, struct.error) as error:
-            raise UserError(f"{file} is no idx file ({brief(error)}).") from error
-        if (zeros, kind, rank) != (0, UINT8, dims):
-            raise UserError(
-                f"{file} is no idx file of {dims}-dimensional uint8 data (header {header.hex()})."
-            )
-        row_bytes = math.prod(shape[1:])
-        data, problem = _read_at_most(stream, shape[0] * row_bytes)
+@contextmanager
+def open_idx(file: Path, dims: int) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
+    """An idx file of uint8 data, open at its first row, and the shape that its header declares."""
+    try:
+        with _open(file) as stream:
+            zeros, kind, rank, *shape = struct.unpack(f">HBB{dims}I", stream.read(4 + 4 * dims))
+            if (zeros, kind, rank) != (0, UINT8, dims):
+                raise UserError(f"{file} is no idx file of {dims}-dimensional uint8 data.")
+            yield stream, tuple(shape)
+    except (OSError, EOFError, zlib.error, struct.error) as error:
+        raise UserError(f"{file} is no readable idx file ({brief(error)}).") from error
+
+
+def read_rows(file: Path, stream: IO[bytes], shape: tuple[int, ...]) -> np.ndarray:
+    """The next uint8 rows of an open idx file. Raises `UserError` with the row where it breaks off."""
+    row_bytes = math.prod(shape[1:])
+    data, problem = _read_at_most(stream, shape[0] * row_bytes)
     if len(data) < shape[0] * row_bytes:
-        raise UserError(
-            f"{file} breaks off in row {len(data) // row_bytes} (from 0) of the {shape[0]} that its header "
-            f"declares ({problem})."
-        )
+        raise UserError(f"{file} breaks off in row {len(data) // row_bytes} (from 0), {problem}.")
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedspa.errors import UserError, nearest
+from fedspa.errors import UserError, brief, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +25,16 @@ ROWS_AT_ONCE = 1000
 
 COLOUR_MODES = {1: ("1", "L"), 3: ("1", "L", "P", "RGB")}
 """Pillow's image modes that turn into so many channels without loss."""
+
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+"""Of Pillow's formats those that hold images and nothing else: to read an EPS, it would run another program."""
+
+LARGEST_LABEL = 2**63 - 1
+"""Of int64; a file may hold uint64."""
+
+BYTES_A_PIXEL, BYTES_AN_IMAGE = 16, 1 << 16
+"""More than any honest encoding of an image takes: a column that unpacks to more is a bomb, and is not unpacked."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +47,15 @@ class Shard:
     tables: Iterable[pa.Table | pa.RecordBatch]
 
 
-def folder_shards(folder: Path, split: str, columns: list[str]) -> list[Shard]:
-    """The shards of one split of a folder, in the order of their names. Raises `UserError` if it has none."""
+def folder_shards(folder: Path, split: str, columns: list[str], pixels: int) -> list[Shard]:
+    """The shards of one split of a folder, in the order of their names. Raises `UserError` if it has none.
+
+    `pixels`: of an image, its channels counted; a shard whose columns unpack to absurdly more is refused.
+    """
     if not folder.is_dir():
         raise UserError(f"dataset.path={folder} is no folder: it must hold train*.parquet and test*.parquet.")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise UserError(f"dataset.path={folder} cannot be read: you have no permission to.")
     found = {name: _files(folder, name) for name in ("train", "test")}
     if not found[split]:
         held = " ".join(f"only {name}*.parquet" for name, files in found.items() if files) or "no such file"
@@ -51,19 +67,29 @@ def folder_shards(folder: Path, split: str, columns: list[str]) -> list[Shard]:
         raise UserError(
             f"dataset.path={folder} has {split}*.parquet in more than one folder below it: name one of them."
         )
-    return [_open(file, columns) for file in found[split]]
+    return [_open(file, columns, pixels * BYTES_A_PIXEL + BYTES_AN_IMAGE) for file in found[split]]
 
 
 def _files(folder: Path, split: str) -> list[Path]:
     return sorted(folder.glob(f"{split}*.parquet")) or sorted(folder.glob(f"*/{split}*.parquet"))
 
 
-def _open(file: Path, columns: list[str]) -> Shard:
+def _open(file: Path, columns: list[str], largest_row: int) -> Shard:
     import pyarrow.parquet as pq
 
     try:
         parquet = pq.ParquetFile(file)
-    except Exception as error:
+        groups = [parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups)]
+        for group in groups:
+            for part in map(group.column, range(group.num_columns)):
+                if part.path_in_schema.partition(".")[0] in columns:
+                    unpacked, bound = part.total_uncompressed_size, (group.num_rows + 1) * largest_row
+                    if unpacked > bound:
+                        raise ValueError(
+                            f"{group.num_rows} rows of {part.path_in_schema} unpack to {unpacked} bytes, more than "
+                            f"{bound}"
+                        )
+    except Exception as error:  # the operating system and Arrow raise of many kinds
         raise UserError(f"{file} is no readable Parquet file ({brief(error)}).") from error
     tables = parquet.iter_batches(ROWS_AT_ONCE, columns=columns)
     return Shard(str(file), parquet.metadata.num_rows, parquet.schema_arrow, tables)
@@ -84,6 +110,8 @@ def decode_shard(shard: Shard, image: str, label: str, pixels: np.ndarray, label
             raise UserError(f"{shard.where}, row {row} (from 0): broken image, {brief(error)}.") from error
         if number is None:
             raise UserError(f"{shard.where}, row {row} (from 0): the label is missing.")
+        if number > LARGEST_LABEL:
+            raise UserError(f"{shard.where}, row {row} (from 0): the label {number} is absurd.")
         labels[row] = number
     if row + 1 < len(labels):
         raise UserError(f"{shard.where} breaks off after {row + 1} of its {shard.rows} rows.")
@@ -126,7 +154,7 @@ def decode_image(encoded: bytes | None, side: int, channels: int) -> np.ndarray:
 
     if not encoded:
         raise ValueError("it holds no bytes")
-    with Image.open(io.BytesIO(encoded)) as picture:
+    with Image.open(io.BytesIO(encoded), formats=FORMATS) as picture:
         if picture.size != (side, side):  # known from the header, before memory is taken
             raise ValueError(f"it is {picture.width} x {picture.height} pixels, dataset.image_size={side}")
         if picture.mode not in COLOUR_MODES[channels]:
@@ -134,8 +162,3 @@ def decode_image(encoded: bytes | None, side: int, channels: int) -> np.ndarray:
         wanted = "L" if channels == 1 else "RGB"
         pixels = np.asarray(picture if picture.mode == wanted else picture.convert(wanted))
     return pixels.reshape(side, side, channels)
-
-
-def brief(error: Exception) -> str:
-    """What an exception of another library says, short enough for one sentence of ours."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

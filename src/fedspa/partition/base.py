@@ -24,6 +24,11 @@ class Partition(ABC):
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         """`deal`, sorted and checked: every row once, nobody without rows."""
+        if clients > len(labels):
+            raise UserError(
+                f"federation.clients={clients} cannot share {len(labels)} training images: every client needs at "
+                f"least one, so it must be at most {len(labels)}."
+            )
         rows = [np.sort(np.asarray(part, dtype=np.int64)) for part in self.deal(labels, clients, rng)]
         if len(rows) != clients or not np.array_equal(np.sort(np.concatenate(rows)), np.arange(len(labels))):
             raise ValueError(f"partition {self.name} did not deal every row to one of {clients} clients")

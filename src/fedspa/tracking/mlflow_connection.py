@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedspa.errors import UserError
+from fedspa.errors import UserError, brief
 from fedspa.paths import project_root
 
 if TYPE_CHECKING:
@@ -68,18 +68,16 @@ def store_needed(uri: str) -> Iterator[None]:
         yield
     except errors as error:
         raise UserError(
-            f"loggers.mlflow: the tracking store {uri} cannot be used ({brief(error)}): "
+            f"loggers.mlflow: the tracking store {uri} cannot be used ({root_cause(error)}): "
             "mend it, name another with loggers.mlflow.tracking_uri=..., or run with logger=csv."
         ) from error
 
 
-def brief(error: BaseException) -> str:
-    """What lies at the root of an error of MLflow's, in a line: its own wraps three others in a page of text."""
+def root_cause(error: BaseException) -> str:
+    """What lies below an error of MLflow's, in a line: its own wraps three others in a page of text."""
     while deeper := error.__cause__ or error.__context__:
         error = deeper
-    text = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-    line = text.strip().splitlines()[0].rstrip(".")
-    return line if len(line) <= 200 else f"{line[:197]}..."
+    return brief(error)
 
 
 def artifact_location(uri: str) -> str | None:

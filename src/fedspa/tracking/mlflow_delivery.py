@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedspa.tracking.mlflow_connection import brief
+from fedspa.tracking.mlflow_connection import root_cause
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -182,7 +182,7 @@ class Delivery:
 
     def _warn(self, error: Exception) -> None:
         """One warning a run, however often the store fails."""
-        self.reason = brief(error)
+        self.reason = root_cause(error)
         if not self._warned:
             log.warning(
                 "loggers.mlflow: the tracking store %s takes no metrics now (%s): the run goes on, and they are kept "

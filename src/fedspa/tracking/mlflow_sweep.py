@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fedspa.tracking.mlflow_connection import brief, store_needed
+from fedspa.tracking.mlflow_connection import root_cause, store_needed
 from fedspa.tracking.mlflow_store import MLflowTracker
 
 log = logging.getLogger(__name__)
@@ -60,5 +60,5 @@ def nested_in(sweep: str, loggers: Mapping[str, Any]) -> Iterator[Parent]:
             client.set_terminated(run_id, status)
         except Exception as error:  # the jobs are done, each in its folder: the store cannot change that
             log.warning(
-                "loggers.%s: the run of sweep=%s stays open in MLflow (%s).", key, sweep, brief(error)
+                "loggers.%s: the run of sweep=%s stays open in MLflow (%s).", key, sweep, root_cause(error)
             )
