@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from fedspa.errors import UserError
 from fedspa.models.small_cnn import SmallCNN
-from fedspa.weights import ParameterSpace, bind
+from fedspa.weights import ParameterSpace, all_finite, bind
 
 
 def network() -> nn.Module:
@@ -76,3 +78,11 @@ def test_backward_accumulates_in_the_flat_gradient():
 def test_a_network_with_buffers_is_refused_by_their_name():
     with pytest.raises(UserError, match="keeps 1.running_mean beside its parameters"):
         bind(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_value_that_is_not_finite_is_found(value):
+    vector = torch.linspace(-1, 1, 100)
+    assert all_finite(vector) and all_finite(vector[:0])
+    vector[37] = value
+    assert not all_finite(vector)

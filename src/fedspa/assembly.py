@@ -23,6 +23,7 @@ from fedspa.launch import ALONE, Launch
 from fedspa.link import Link
 from fedspa.masks.initial import InitialMasks
 from fedspa.masks.packed import PackedMask
+from fedspa.memory import keep_freed_memory
 from fedspa.methods.base import Origin, Visit
 from fedspa.models.initialise import seeded
 from fedspa.ranks import RankGroup, Ranks
@@ -145,6 +146,8 @@ def _executor(plan: Plan, visitor: Visitor, origin: Origin, launch: Launch) -> E
         )
     workers = min(workers, plan.settings.federation.clients_per_round)  # more would never have work
     if workers == 1:
+        if origin.weights.device.type == "cpu":
+            keep_freed_memory()
         return InProcess(visitor)
     return Workers(visitor, workers, len(origin.weights), origin.weights.dtype)
 

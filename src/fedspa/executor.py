@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from fedspa.errors import UserError
+from fedspa.memory import keep_freed_memory
 from fedspa.visitor import Job, Visitor
 
 
@@ -143,6 +144,7 @@ def _work(visitor: Visitor, weights: torch.Tensor, link: Connection, parents: Se
     for end in parents:
         end.close()
     torch.set_num_threads(1)
+    keep_freed_memory()
     while True:
         try:
             job = _receive(link)

@@ -21,6 +21,7 @@ from fedspa.methods.base import ClientState, ClientTask, Method, Visit
 from fedspa.randomness import generator
 from fedspa.requests import Train, Trained
 from fedspa.settings import TrainingSettings
+from fedspa.weights import all_finite
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Visitor:
         )
         visit = yield from self.link.visit(self.method, task) if self.link else self.method.visit(task)
         left = (visit.local, visit.update, visit.state)
-        if not all(torch.isfinite(vector).all() for vector in left if isinstance(vector, torch.Tensor)):
+        if not all(all_finite(vector) for vector in left if isinstance(vector, torch.Tensor)):
             raise UserError(
                 f"The weights of client {call.client} in round {call.round + 1} are not finite (loss "
                 f"{float(visit.loss)}): training diverged; lower training.lr={self.training.lr} or set "

@@ -1,0 +1,47 @@
+"""Freed memory: kept by the process when asked to, so that a step's pages are not mapped anew."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+
+import pytest
+import torch
+
+from fedspa.memory import keep_freed_memory
+
+if sys.platform == "linux":
+    import resource
+
+PAGES = 12_000
+"""48 MB of 4 KiB pages: a block that glibc always maps for itself and unmaps when it is freed."""
+
+
+def faults_of_another_use() -> int:
+    """Pages that the system maps while a block, used and freed a few times before, is used once more."""
+
+    def use() -> int:
+        torch.ones(PAGES * 1024)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    for _ in range(5):
+        before = use()
+    return use() - before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc has the knob")
+def test_a_block_that_was_freed_is_used_again_without_new_pages():
+    here, there = multiprocessing.Pipe()
+
+    def child() -> None:
+        left_alone = faults_of_another_use()
+        there.send((keep_freed_memory(), left_alone, faults_of_another_use()))
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    kept, left_alone, tuned = here.recv()
+    process.join()
+    if not kept:
+        pytest.skip("another C library than glibc")
+    assert left_alone >= PAGES * 0.9
+    assert tuned < PAGES * 0.01
