@@ -129,10 +129,11 @@ def federation(
     convention: str = "honest",
     wire: str | None = None,
     executor: Callable[[Visitor], Executor] = InProcess,
+    engine_of: Callable[[EagerEngine], Engine] = lambda eager: eager,
 ) -> Federation:
     """A federation in which every client takes part, unless told otherwise. Takes the network over."""
     train, test = (pixels(images, dtype) for images in (clients.train, clients.test))
-    runner = engine(network, train, training)
+    runner = engine_of(engine(network, train, training))
     full_mask = PackedMask.pack(torch.ones(runner.space.total))
     accuracy = {"accuracy": Accuracy(name="accuracy")}
     visitor = Visitor(

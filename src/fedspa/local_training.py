@@ -19,7 +19,7 @@ class LocalTraining(LightningModule):
 
     The step is the paper's Eq. 4: w <- w - lr (m * clip(g) + weight_decay w), on the flat weights. An
     engine calls `training_step`, backward, `on_before_optimizer_step` (Fabric itself calls no hook) and the
-    optimizer's step.
+    optimizer's step; engines without an optimizer object call `training_step` and `clip_and_mask`.
     """
 
     def __init__(self, network: nn.Module, settings: TrainingSettings) -> None:
@@ -53,7 +53,7 @@ class LocalTraining(LightningModule):
         self.pull = pull
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> torch.Tensor:
-        """Mean cross-entropy of a batch; a scalar with a graph."""
+        """Mean cross-entropy of a batch, labels `IGNORED` left out; a scalar with a graph."""
         return nn.functional.cross_entropy(self.network(batch.images), batch.labels)
 
     def configure_optimizers(self) -> torch.optim.SGD:
@@ -68,23 +68,31 @@ class LocalTraining(LightningModule):
 
     @torch.no_grad()
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the gradient by its global norm, then mask it (the other way round with clip_scope=active).
-
-        Weight decay is added later, by the optimizer: it is not part of the clipped norm, and it leaves
-        masked weights at zero.
-        """
+        """Clip and mask the gradient."""
         gradient = self.weights.grad
         assert gradient is not None  # bind() made it
-        if self.mask is not None and self.settings.clip_scope == "active":
-            gradient.mul_(self.mask)
-        if self.settings.clip_norm is not None:
-            norm = torch.linalg.vector_norm(gradient)
-            gradient.mul_((self.settings.clip_norm / (norm + 1e-6)).clamp(max=1.0))
-        if self.mask is not None and self.settings.clip_scope == "all":
-            gradient.mul_(self.mask)
+        self.clip_and_mask(gradient, self.mask)
 
     @torch.no_grad()
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int = 0) -> None:
         """After the step: pull the weights towards the anchor, where the visit has one."""
         if self.pull is not None:
             self.weights.lerp_(self.pull.anchor, self.learning_rate * self.pull.strength)
+
+    def clip_and_mask(self, gradient: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Clip gradients by their global norm, then mask them (the other way round with clip_scope=active).
+
+        Weight decay is added later, by the optimizer: it is not part of the clipped norm, and it leaves
+        masked weights at zero.
+
+        Args:
+            gradient: [total], or [clients, total] of clients that advance together; changed in place.
+            mask: zeros and ones, as long; None for dense training.
+        """
+        if mask is not None and self.settings.clip_scope == "active":
+            gradient.mul_(mask)
+        if self.settings.clip_norm is not None:
+            norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+            gradient.mul_((self.settings.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+        if mask is not None and self.settings.clip_scope == "all":
+            gradient.mul_(mask)

@@ -9,6 +9,9 @@ import torch
 
 from fedspa.data.source import Augmentation, ImageSet
 
+IGNORED = -100
+"""The label of an image that only fills up a batch; torch's cross-entropy leaves it out."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -83,13 +86,27 @@ class Pixels:
         The order, then all draws of the epoch come from the generator and go to the device in one transfer.
         The last batch may be a partial one; `drop_last` leaves it out, even where it is the only one.
         """
+        for part in self.plan(rows, generator).to(self.device, non_blocking=True).split(batch_size):
+            if not (drop_last and len(part) < batch_size):
+                yield self.planned(part)
+
+    def plan(self, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """An epoch over `rows` (int64 [n] on the CPU) before it is cut into batches: int64 [n, 1 or 6] on the CPU.
+
+        The first column are the rows in their order, the others the augmentation's draws where there is one.
+        """
         order = rows[torch.randperm(len(rows), generator=generator)]
         draws = self.draw(len(rows), generator)
-        plan = order[:, None] if draws is None else torch.cat([order[:, None], draws], 1)
-        plan = plan.to(self.device, non_blocking=True)
-        for part in plan.split(batch_size):
-            if not (drop_last and len(part) < batch_size):
-                yield self.batch(part[:, 0], None if draws is None else part[:, 1:])
+        return order[:, None] if draws is None else torch.cat([order[:, None], draws], 1)
+
+    def planned(self, part: torch.Tensor) -> Batch:
+        """The images of a part of a plan, int64 [B, 1 or 6] on the device."""
+        return self.batch(part[:, 0], part[:, 1:] if part.shape[1] > 1 else None)
+
+    def filled_up(self, part: torch.Tensor) -> Batch:
+        """The same of a part in which a row of -1 only fills up: its image is any, its label `IGNORED`."""
+        batch = self.planned(part.clamp(min=0))
+        return Batch(batch.images, batch.labels.masked_fill(part[:, 0] < 0, IGNORED))
 
     def in_order(self, rows: torch.Tensor, batch_size: int) -> Iterator[Batch]:
         """The rows (int64 [n]) as they come, without augmentation: for evaluation."""

@@ -32,8 +32,8 @@ class EagerEngine:
         self.fabric = fabric
         self.settings = settings
         self.space = ParameterSpace.of(network)
-        self._module = LocalTraining(network.to(fabric.device), settings)
-        self._train = train
+        self.module = LocalTraining(network.to(fabric.device), settings)
+        self.pixels = train
 
     @property
     def device(self) -> torch.device:
@@ -43,7 +43,7 @@ class EagerEngine:
     @property
     def weights(self) -> torch.Tensor:
         """A copy of the working network's flat weights [total]."""
-        return self._module.weights.detach().clone()
+        return self.module.weights.detach().clone()
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
         """One request after another."""
@@ -59,7 +59,7 @@ class EagerEngine:
                 return self._training_accuracy(request)
 
     def _trained(self, request: Train) -> Trained:
-        module, settings, generator = self._module, self.settings, request.generator
+        module, settings, generator = self.module, self.settings, request.generator
         module.start(request.weights, request.learning_rate, request.mask, request.pull)
         module.train()
         torch.manual_seed(generator.initial_seed())
@@ -67,28 +67,28 @@ class EagerEngine:
         loss_sum = torch.zeros((), device=self.device, dtype=torch.float64)
         samples = 0
         for _ in range(request.epochs):
-            for batch in self._train.epoch(request.rows, settings.batch_size, generator, settings.drop_last):
+            for batch in self.pixels.epoch(request.rows, settings.batch_size, generator, settings.drop_last):
                 loss_sum += self._step(batch, optimizer) * len(batch.labels)
                 samples += len(batch.labels)
         return Trained(self.weights, loss_sum / samples, samples)
 
     def _gradient(self, request: Gradient) -> torch.Tensor:
-        self._module.start(request.weights)
-        self._module.train()
+        self.module.start(request.weights)
+        self.module.train()
         torch.manual_seed(request.generator.initial_seed())
-        batch = next(self._train.epoch(request.rows, self.settings.batch_size, request.generator))
+        batch = next(self.pixels.epoch(request.rows, self.settings.batch_size, request.generator))
         return self._backward(batch)[1].clone()
 
     def _training_accuracy(self, request: TrainingAccuracy) -> float:
-        predicted = self.predict(request.weights, self._train, request.rows, self.settings.batch_size)
-        return float((predicted == self._train.labels[request.rows.to(predicted.device)]).double().mean())
+        predicted = self.predict(request.weights, self.pixels, request.rows, self.settings.batch_size)
+        return float((predicted == self.pixels.labels[request.rows.to(predicted.device)]).double().mean())
 
     def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Dense gradient [total] of the mean loss over all `rows` (int64 [n]), without augmentation."""
-        self._module.start(weights)
-        self._module.eval()
+        self.module.start(weights)
+        self.module.eval()
         total = torch.zeros_like(weights)
-        for batch in self._train.in_order(rows, self.settings.batch_size):
+        for batch in self.pixels.in_order(rows, self.settings.batch_size):
             total += self._backward(batch)[1] * (len(batch.labels) / len(rows))
         return total
 
@@ -97,28 +97,27 @@ class EagerEngine:
         self, weights: torch.Tensor, pixels: Pixels, rows: torch.Tensor, batch_size: int
     ) -> torch.Tensor:
         """The most likely class of each image: int64 [n], on the device."""
-        self._module.start(weights)
-        self._module.eval()
+        self.module.start(weights)
+        self.module.eval()
         with self.fabric.autocast():
             classes = [
-                self._module.network(batch.images).argmax(dim=1)
-                for batch in pixels.in_order(rows, batch_size)
+                self.module.network(batch.images).argmax(dim=1) for batch in pixels.in_order(rows, batch_size)
             ]
         return torch.cat(classes)
 
     def _backward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss of a batch and the flat gradient, which the next call overwrites."""
-        gradient = self._module.weights.grad
+        gradient = self.module.weights.grad
         assert gradient is not None
         gradient.zero_()
         with self.fabric.autocast():
-            loss = self._module.training_step(batch)
+            loss = self.module.training_step(batch)
         self.fabric.backward(loss)
         return loss.detach(), gradient
 
     def _step(self, batch: Batch, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         loss, _ = self._backward(batch)
-        self._module.on_before_optimizer_step(optimizer)
+        self.module.on_before_optimizer_step(optimizer)
         optimizer.step()
-        self._module.on_train_batch_end(loss, batch)
+        self.module.on_train_batch_end(loss, batch)
         return loss

@@ -1,0 +1,88 @@
+"""Local training as functions of flat weights: what engines share that do not run one client's batches one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import nn
+from torch.func import functional_call, grad_and_value
+
+from fedspa.data.batches import Batch, Pixels
+from fedspa.local_training import LocalTraining
+from fedspa.requests import Train
+from fedspa.settings import TrainingSettings
+from fedspa.weights import ParameterSpace
+
+GradientAndLoss: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
+]
+
+
+class _Loss(nn.Module):
+    """A module whose forward pass is the training step, which is what `functional_call` can call."""
+
+    def __init__(self, module: LocalTraining) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.module.training_step(Batch(images, labels))
+
+
+def gradient_and_loss(module: LocalTraining, space: ParameterSpace) -> GradientAndLoss:
+    """(weights [total], images [B, C, H, W], labels [B]) -> gradient [total] and loss of the module's training step.
+
+    A pure function: neither the network's parameters nor their gradients are looked at or changed.
+    """
+    loss = _Loss(module)
+
+    def of_weights(weights: torch.Tensor, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        parameters = {f"module.network.{name}": tensor for name, tensor in space.items(weights)}
+        return functional_call(loss, parameters, (images, labels))
+
+    return grad_and_value(of_weights)
+
+
+def sgd_step(
+    weights: torch.Tensor,
+    gradient: torch.Tensor,
+    velocity: torch.Tensor | None,
+    rate: float | torch.Tensor,
+    settings: TrainingSettings,
+) -> None:
+    """torch.optim.SGD's step on weights of any shape, which it changes in place, as it does the other two.
+
+    `velocity` starts at zero, and is None where the momentum is 0.
+    """
+    gradient.add_(weights, alpha=settings.weight_decay)
+    if velocity is not None:
+        gradient = velocity.mul_(settings.momentum).add_(gradient)
+    weights.sub_(gradient * rate)
+
+
+def plan_visit(pixels: Pixels, request: Train, settings: TrainingSettings) -> torch.Tensor:
+    """All batches of a visit, int64 [steps, batch, 1 or 6] on the CPU, drawn as `Pixels.epoch` draws them.
+
+    Partial batches are filled up with rows of -1, so that all have one shape.
+    """
+    epochs = [pixels.plan(request.rows, request.generator) for _ in range(request.epochs)]
+    batches = [_batches(plan, settings.batch_size, settings.drop_last) for plan in epochs]
+    columns = 6 if pixels.augmentation.active else 1
+    return torch.cat([torch.empty((0, settings.batch_size, columns), dtype=torch.int64), *batches])
+
+
+def _batches(plan: torch.Tensor, size: int, drop_last: bool) -> torch.Tensor:
+    """A plan [n, columns] as batches [steps, size, columns]."""
+    if drop_last:
+        plan = plan[: len(plan) - len(plan) % size]
+    missing = -len(plan) % size
+    filler = torch.zeros((missing, plan.shape[1]), dtype=torch.int64)
+    filler[:, 0] = -1
+    return torch.cat([plan, filler]).view(-1, size, plan.shape[1])
+
+
+def first_batch(pixels: Pixels, rows: torch.Tensor, generator: torch.Generator, size: int) -> torch.Tensor:
+    """The first batch of an epoch, int64 [size, 1 or 6] on the CPU, filled up with rows of -1."""
+    return _batches(pixels.plan(rows, generator)[:size], size, drop_last=False)[0]

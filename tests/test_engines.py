@@ -1,0 +1,258 @@
+"""Engines agree: whatever computes a round, it is the round of the eager engine up to rounding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from federations import (
+    Federation,
+    engine,
+    federation,
+    random_clients,
+    random_images,
+    train,
+)
+from torch import nn
+
+from fedspa.data.batches import Pixels
+from fedspa.data.source import Augmentation
+from fedspa.engines.compiled import CompiledEngine
+from fedspa.engines.stacked import StackedEngine
+from fedspa.errors import UserError
+from fedspa.masks.dst import DST
+from fedspa.masks.initial import InitialMasks
+from fedspa.masks.rsm import RSM
+from fedspa.methods.ditto import Ditto
+from fedspa.methods.fedavg import FedAvg
+from fedspa.methods.fedspa import FedSpa
+from fedspa.methods.local import Local
+from fedspa.methods.subfedavg import SubFedAvg
+from fedspa.methods.subsampling import Subsampling
+from fedspa.models.initialise import seeded
+from fedspa.requests import Gradient, Pull, Train, TrainingAccuracy
+from fedspa.settings import TrainingSettings
+from fedspa.weights import ParameterSpace
+
+CLIENTS = random_clients(
+    3, 10, 17, 9
+)  # with batches of 4: one, three, five and three a pass, most of them partial
+
+
+def network() -> nn.Module:
+    """Convolution, normalisation, pooling and ReLU in place, on pictures of 8 x 8 pixels."""
+    return seeded(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.MaxPool2d(2), nn.ReLU(inplace=True)),
+            *(nn.Flatten(), nn.Linear(64, 3)),
+        ),
+        seed=0,
+    )
+
+
+ENGINES = {
+    "stacked": lambda eager: StackedEngine(
+        eager, clients=3
+    ),  # of four clients: a stack of three and one of one
+    "compiled": lambda eager: CompiledEngine(eager, largest=17, compiler=None),
+}
+METHODS = {
+    "fedavg": (FedAvg(name="fedavg"), None),
+    "fedspa-dst": (FedSpa(name="fedspa"), DST(name="dst", initial="different", anneal_rounds=3)),
+    "fedspa-rsm": (FedSpa(name="fedspa"), RSM(name="rsm")),
+    "ditto": (Ditto(name="ditto", shared_epochs=1, personal_epochs=2), None),
+    "ditto-personal": (Ditto(name="ditto", shared_epochs=0, personal_epochs=1), None),
+    "local": (Local(name="local"), None),
+    "subfedavg": (SubFedAvg(name="subfedavg", accuracy_threshold=0.0), None),
+    "subsampling": (Subsampling(name="subsampling"), None),
+}
+TRAINING = TrainingSettings(epochs=2, batch_size=4, clip_norm=0.5, momentum=0.5)
+
+
+def run(name: str, engine_of=lambda eager: eager, training=TRAINING, rounds=2) -> Federation:
+    method, searcher = METHODS[name]
+    model = network()
+    space = ParameterSpace.of(model)
+    active = [
+        size // 2 if len(shape) > 1 else size for size, shape in zip(space.sizes, space.shapes, strict=True)
+    ]
+    return federation(
+        method,
+        model,
+        CLIENTS,
+        training,
+        searcher=searcher,
+        initial_mask=InitialMasks(space, active, shared=False, seed=0) if searcher else None,
+        rounds=rounds,
+        engine_of=engine_of,
+    )
+
+
+def assert_close(ours: torch.Tensor, theirs: torch.Tensor, moved: torch.Tensor, tolerance: float) -> None:
+    """Within a share of how far the weights have moved."""
+    assert (ours - theirs).norm() <= tolerance * moved.norm()
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("name", METHODS)
+def test_rounds_are_those_of_the_eager_engine(kind, name):
+    eager, other = run(name), run(name, ENGINES[kind])
+    for reference, record in zip(eager.run(), other.run(), strict=True):
+        assert (record.samples, record.costs, record.scores) == (
+            *(reference.samples, reference.costs, reference.scores),
+        )
+        assert record.loss == pytest.approx(reference.loss, rel=1e-10)
+    assert [client for client, _ in other.visits] == [client for client, _ in eager.visits]
+    for (_, ours), (_, theirs) in zip(other.visits, eager.visits, strict=True):
+        assert_close(ours.local, theirs.local, theirs.local - eager.initial, 1e-10)
+        if isinstance(theirs.state, torch.Tensor):
+            assert_close(ours.state, theirs.state, theirs.state - eager.initial, 1e-10)
+        else:
+            assert ours.state == theirs.state  # the masks, exactly
+    if name not in ("local", "ditto-personal"):  # whose server never moves
+        assert_close(other.weights, eager.weights, eager.weights - eager.initial, 1e-10)
+        assert (eager.weights - eager.initial).norm() > 0.01
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"clip_scope": "active"},
+        {"clip_norm": None, "momentum": 0.0},
+        {"drop_last": True, "weight_decay": 0.1},
+    ],
+    ids=str,
+)
+def test_every_setting_of_training_means_the_same(kind, settings):
+    clients_settings = replace(TRAINING, **settings)
+    if clients_settings.drop_last:
+        clients_settings = replace(clients_settings, batch_size=3)  # the smallest client has three images
+    eager, other = (run("fedspa-rsm", of, clients_settings, 1) for of in (lambda e: e, ENGINES[kind]))
+    (reference,), (record,) = eager.run(), other.run()
+    assert record.samples == reference.samples
+    assert_close(other.weights, eager.weights, eager.weights - eager.initial, 1e-10)
+
+
+def flat(network: nn.Module) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(network.parameters()).detach()
+
+
+AUGMENTED = Pixels(
+    random_images(24, side=8, classes=3, seed=5),
+    *([0.5], [0.25], Augmentation(crop_padding=2, flip=True, cutout=3), "cpu", torch.float64),
+)
+ROWS = [torch.arange(2, 9), torch.arange(10, 11), torch.arange(11, 24)]
+
+
+def requests(kind: type, dtype: torch.dtype = torch.float64, **options) -> list:
+    """One for each client, with a start of its own."""
+    weights = flat(network()).to(dtype)
+    made = []
+    for client, rows in enumerate(ROWS):
+        drawn = torch.Generator().manual_seed(client)
+        start = weights + 0.1 * torch.randn(weights.shape, generator=drawn, dtype=dtype)
+        made.append(kind(weights=start, rows=rows, generator=drawn, **options))
+    return made
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_augmented_images_are_the_same_ones(kind):
+    training = TrainingSettings(batch_size=4)
+    eager = engine(network(), AUGMENTED, training)
+    other = ENGINES[kind](engine(network(), AUGMENTED, training))
+    for request, options in (
+        (Train, {"epochs": 2, "learning_rate": 0.1}),
+        (Gradient, {}),
+        (TrainingAccuracy, {}),
+    ):
+        if request is TrainingAccuracy:
+            asked = [TrainingAccuracy(weights=r.weights, rows=r.rows) for r in requests(Gradient)]
+            assert other.answer(asked) == eager.answer(asked)
+            continue
+        theirs = eager.answer(requests(request, **options))
+        ours = other.answer(requests(request, **options))
+        for answer, reference in zip(ours, theirs, strict=True):
+            if request is Train:
+                assert answer.samples == reference.samples
+                torch.testing.assert_close(answer.loss, reference.loss, rtol=1e-10, atol=0)
+                answer, reference = answer.weights, reference.weights
+            torch.testing.assert_close(answer, reference, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_step_in_single_precision(kind):
+    """To 1e-4 of its own length: ReLU and max-pooling decide on rounded values, so that longer runs drift apart."""
+    images = Pixels(random_images(24, 8, 3, 5), [0.5], [0.25], Augmentation(), "cpu", torch.float32)
+    training = TrainingSettings(batch_size=16)
+    eager = engine(network(), images, training)
+    other = ENGINES[kind](engine(network(), images, training))
+    options = {"epochs": 1, "learning_rate": 0.1}
+    asked = requests(Train, torch.float32, **options)
+    theirs = eager.answer(asked)
+    ours = other.answer(requests(Train, torch.float32, **options))
+    for answer, reference, request in zip(ours, theirs, asked, strict=True):
+        assert_close(answer.weights, reference.weights, reference.weights - request.weights, 1e-4)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_different_learning_rates_and_pulls_in_one_answer(kind):
+    training = TrainingSettings(batch_size=4)
+    eager = engine(network(), AUGMENTED, training)
+    other = ENGINES[kind](engine(network(), AUGMENTED, training))
+    mask = (torch.rand(eager.space.total, generator=torch.Generator().manual_seed(9)) < 0.5).double()
+    pulls = [Pull(torch.zeros_like(mask), 2.0), None, Pull(torch.ones_like(mask), 0.5)]
+
+    def asked() -> list[Train]:
+        made = requests(Train, epochs=1, learning_rate=0.1)
+        return [
+            replace(r, learning_rate=rate, pull=pull, mask=own)
+            for r, rate, pull, own in zip(made, (0.1, 0.2, 0.1), pulls, (None, mask, mask), strict=True)
+        ]
+
+    for ours, theirs in zip(other.answer(asked()), eager.answer(asked()), strict=True):
+        torch.testing.assert_close(ours.weights, theirs.weights, rtol=1e-9, atol=1e-12)
+
+
+# What an engine cannot do ---------------------------------------------------------------------------------
+
+
+class Decides(nn.Module):
+    """Looks at its images to decide what to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.linear(images.flatten(1)) if images.sum() > 0 else self.linear(-images.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)), "draws random numbers as it trains"),
+        (Decides(), "torch.func.vmap cannot run"),
+    ],
+    ids=["dropout", "control flow"],
+)
+def test_networks_that_cannot_be_stacked_are_refused_in_a_sentence(model, reason):
+    eager = engine(model, AUGMENTED, TrainingSettings(batch_size=4))
+    with pytest.raises(
+        UserError, match=rf"engine=stacked cannot train a model that {reason}.*use engine=eager\.$"
+    ):
+        StackedEngine(eager, clients=2)
+
+
+def test_dropout_of_the_compiled_engine_depends_on_the_seed_alone():
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))
+    start = flat(model).double()
+    compiled = CompiledEngine(engine(model, AUGMENTED, TrainingSettings(batch_size=4)), 13, "aot_eager")
+
+    def end(client: int) -> torch.Tensor:
+        torch.rand(client + 3)  # other draws of the process in between
+        drawn = torch.Generator().manual_seed(client)
+        return train(compiled, start, ROWS[0], epochs=2, learning_rate=0.1, generator=drawn).weights
+
+    assert torch.equal(end(0), end(0)) and not torch.equal(end(0), end(2))
