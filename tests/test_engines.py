@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,13 +17,18 @@ from federations import (
     random_images,
     train,
 )
+from hydra import compose, initialize_config_dir
 from torch import nn
 
+from fedspa import experiment
+from fedspa.config import check, config_dir, register
 from fedspa.data.batches import Pixels
 from fedspa.data.source import Augmentation
+from fedspa.engines.choice import Auto, Compiled, Workload
 from fedspa.engines.compiled import CompiledEngine
 from fedspa.engines.stacked import StackedEngine
 from fedspa.errors import UserError
+from fedspa.hardware import Hardware
 from fedspa.masks.dst import DST
 from fedspa.masks.initial import InitialMasks
 from fedspa.masks.rsm import RSM
@@ -256,3 +264,105 @@ def test_dropout_of_the_compiled_engine_depends_on_the_seed_alone():
         return train(compiled, start, ROWS[0], epochs=2, learning_rate=0.1, generator=drawn).weights
 
     assert torch.equal(end(0), end(0)) and not torch.equal(end(0), end(2))
+
+
+# The config's group --------------------------------------------------------------------------------------
+
+SMALL = [
+    *("dataset=synthetic", "model=small_cnn", "dataset.image_size=8", "dataset.classes=3", "logger=none"),
+    *(
+        "dataset.train_size=60",
+        "dataset.test_size=30",
+        "dataset.client_test_images=5",
+        "hardware.precision=64-true",
+    ),
+    *(
+        "federation.clients=4",
+        "federation.clients_per_round=3",
+        "federation.rounds=2",
+        "training.batch_size=8",
+    ),
+    *("training.epochs=1", "partition=iid", "hardware=cpu"),
+]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    return run_of([*SMALL, "engine=auto"], tmp_path_factory.mktemp("auto"))
+
+
+def run_of(words: list[str], folder: Path) -> dict:
+    register()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return experiment.run(check(compose("config", words)), folder)
+
+
+def test_auto_is_eager_on_a_cpu(reference):
+    assert reference["engine"] == "eager" and reference["seconds"]["compile"] == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["engine=stacked", "engine.clients=2"], ["engine=compiled", "engine.compiler=aot_eager"]]
+)
+def test_a_run_by_any_engine(reference, tmp_path, words):
+    summary = run_of([*SMALL, *words], tmp_path)
+    assert f"engine={summary['engine']}" == words[0]
+    assert (summary["seconds"]["compile"] > 0) == (summary["engine"] == "compiled")
+    for same in ("accuracy", "flops", "traffic_bytes", "config_hash"):
+        assert summary[same] == reference[same]
+
+
+def test_workers_and_lockstep_exclude_each_other(tmp_path):
+    with pytest.raises(
+        UserError, match="hardware.workers=2 shares the clients out, engine=stacked keeps them"
+    ):
+        run_of([*SMALL, "engine=stacked", "hardware.workers=2"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["engine=compiled", "engine.compiler=nvcc"], "engine.compiler=nvcc is not known: valid are"),
+        (["engine=stacked", "engine.clients=1"], "engine.clients=1 is out of range: it must be at least 2"),
+        (["engine.least_steps=-1"], "engine.least_steps=-1 is out of range"),
+        (
+            ["hardware.precision=fp8"],
+            "hardware.precision=fp8 is not known: valid are 32-true, 64-true, bf16-mixed, tf32",
+        ),
+    ],
+)
+def test_mistakes_are_told(plan, words, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        plan(*words)
+
+
+def test_auto_compiles_long_runs_on_a_gpu_and_falls_back_where_it_cannot(monkeypatch, caplog):
+    eager = SimpleNamespace(device=torch.device("cuda"))
+    auto = Auto(name="auto", least_steps=100)
+    monkeypatch.setattr(Compiled, "build", lambda self, eager, workload: "compiled")
+    assert auto.build(eager, Workload(largest=5, steps=100)) == "compiled"
+    assert auto.build(eager, Workload(largest=5, steps=99)) is eager
+
+    def fail(self, eager, workload):
+        raise UserError("engine=compiled cannot compile; use engine=eager.")
+
+    monkeypatch.setattr(Compiled, "build", fail)
+    assert auto.build(eager, Workload(largest=5, steps=100)) is eager
+    assert "engine=auto now does so" in caplog.text
+
+
+def test_a_compiler_that_fails_is_told_in_a_sentence(monkeypatch):
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("no working C++ compiler\nmore lines")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    eager = engine(network(), AUGMENTED, TrainingSettings(batch_size=4))
+    with pytest.raises(UserError, match=r"here \(no working C\+\+ compiler\); use engine=eager\.$"):
+        Compiled(name="compiled").build(eager, Workload(largest=4, steps=1))
+
+
+def test_tf32_is_single_precision_whose_products_cuda_may_round():
+    for precision, allowed in (("tf32", True), ("32-true", False)):
+        hardware = Hardware(name="here", accelerator="cpu", precision=precision)
+        assert hardware.fabric()._precision.precision == "32-true" and hardware.dtype is torch.float32
+        assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is allowed

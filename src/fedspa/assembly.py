@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +16,7 @@ from fedspa.costs import NetworkCosts
 from fedspa.data.batches import Pixels
 from fedspa.data.clients import ClientRows, client_rows
 from fedspa.data.source import Augmentation, ImageData, ImageSet
+from fedspa.engines.choice import Workload
 from fedspa.engines.eager import EagerEngine
 from fedspa.errors import UserError
 from fedspa.evaluation import Evaluator
@@ -89,7 +92,8 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
         return Pixels(images, source.mean, source.std, augmentation, fabric.device, plan.hardware.dtype)
 
     train_pixels = pixels(data.train, source.augmentation)
-    engine = EagerEngine(fabric, network, settings.training, train_pixels)
+    eager = EagerEngine(fabric, network, settings.training, train_pixels)
+    engine = plan.engine.build(eager, _workload(plan, rows))
     space = engine.space
     active, full_mask = plan.active_counts(space), PackedMask.pack(torch.ones(space.total))
     first_masks = active and InitialMasks(
@@ -137,12 +141,17 @@ def _executor(plan: Plan, visitor: Visitor, origin: Origin, launch: Launch) -> E
     workers = plan.hardware.workers
     if workers is None:
         workers = launch.share_of(usable_cores())
-        if origin.weights.device.type != "cpu" or not can_fork():
+        if origin.weights.device.type != "cpu" or visitor.engine.together != 1 or not can_fork():
             workers = 1
     elif workers > 1 and (origin.weights.device.type != "cpu" or not can_fork()):
         raise UserError(
             f"hardware.workers={workers} needs Linux, hardware.accelerator=cpu and hardware.threads=1: "
             "workers are forks of a process that computes on one thread; use hardware.workers=1 here."
+        )
+    if workers > 1 and visitor.engine.together != 1:
+        raise UserError(
+            f"hardware.workers={workers} shares the clients out, engine={visitor.engine.name} keeps them in one "
+            "process: use hardware.workers=1 or engine=eager."
         )
     workers = min(workers, plan.settings.federation.clients_per_round)  # more would never have work
     if workers == 1:
@@ -150,6 +159,14 @@ def _executor(plan: Plan, visitor: Visitor, origin: Origin, launch: Launch) -> E
             keep_freed_memory()
         return InProcess(visitor)
     return Workers(visitor, workers, len(origin.weights), origin.weights.dtype)
+
+
+def _workload(plan: Plan, rows: ClientRows) -> Workload:
+    """The steps are those of rounds whose clients are all of mean size."""
+    federation, training = plan.settings.federation, plan.settings.training
+    sizes = [len(own) for own in rows.train]
+    visits, mean_size = federation.rounds * federation.clients_per_round, fmean(sizes)
+    return Workload(max(sizes), round(visits * training.epochs * ceil(mean_size / training.batch_size)))
 
 
 def _check_batches(plan: Plan, rows: ClientRows) -> None:

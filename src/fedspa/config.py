@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedspa.data.source import ImageSource
+    from fedspa.engines.choice import EngineChoice
     from fedspa.hardware import Hardware
     from fedspa.layer_sparsity.base import LayerSparsity
     from fedspa.metrics.base import Metric
     from fedspa.weights import ParameterSpace
 
-ONE_EACH = ("dataset", "partition", "layer_sparsity", "mask", "method", "hardware")
+ONE_EACH = ("dataset", "partition", "layer_sparsity", "mask", "method", "hardware", "engine")
 """Groups that give one component."""
 SEVERAL = ("metrics", "loggers")
 """Parts of the config that hold any number of components, by name."""
@@ -60,6 +61,7 @@ class Plan:
     metrics: dict[str, Metric]
     loggers: dict[str, Any]
     hardware: Hardware
+    engine: EngineChoice
     resolved: dict[str, Any]
     """The whole config as plain values, interpolations resolved."""
 
@@ -164,7 +166,7 @@ def config_hash(resolved: dict[str, Any]) -> str:
 
     Left out: the run's name, where data lies, what computes, and what is logged or kept.
     """
-    left_out = ("name", "hardware", "loggers", "save", "theory", "dry_run")
+    left_out = ("name", "hardware", "engine", "loggers", "save", "theory", "dry_run")
     content = {f.name: resolved[f.name] for f in fields(Config) if f.name not in left_out}
     content["dataset"] = {key: value for key, value in resolved["dataset"].items() if key != "path"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

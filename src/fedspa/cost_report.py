@@ -117,7 +117,7 @@ class CostReport:
         """The report as plain values: FLOPs, bytes and counts in whole numbers."""
         total, dense = self.total, self.dense_total
         return {
-            **{group: name for group, name in self.plan.names.items() if group != "hardware"},
+            **{group: name for group, name in self.plan.names.items() if group not in ("hardware", "engine")},
             "sparsity": self.plan.settings.sparsity,
             "convention": self.network.convention,
             "wire": self.wire,

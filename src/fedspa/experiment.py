@@ -86,6 +86,8 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
         kinds=plan.method.kinds,
         metrics=tuple(prefix + name for prefix in prefixes for name in plan.metrics),
         extras=tuple(plan.mask.describe(0)) if plan.mask else (),
+        engine=federation.visitor.engine.name,
+        compile_seconds=federation.visitor.engine.compile_seconds,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import UserError, check_choice, check_range
 from fedspa.launch import ALONE, Launch
@@ -30,7 +30,10 @@ class Hardware:
     accelerator: str = "auto"
     """auto takes a GPU where there is one."""
     precision: str = "32-true"
-    """32-true, 64-true (for sharp comparisons), or bf16-mixed."""
+    """32-true, 64-true (for sharp comparisons), tf32 (float32 whose products CUDA rounds to 10 bits of mantissa;
+    elsewhere the same as 32-true), or bf16-mixed."""
+    deterministic: bool = True
+    """false lets cuDNN race its algorithms for the fastest: reruns on a GPU then differ in rounding."""
     threads: int | None = 1
     """Threads inside one operation on the CPU; null leaves it to torch. One gives the same bytes on every machine
     of a kind, and several fare badly where another process is busy."""
@@ -40,7 +43,7 @@ class Hardware:
 
     def __post_init__(self) -> None:
         check_choice("hardware.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
-        check_choice("hardware.precision", self.precision, ("32-true", "64-true", "bf16-mixed"))
+        check_choice("hardware.precision", self.precision, ("32-true", "64-true", "tf32", "bf16-mixed"))
         if self.threads is not None:
             check_range("hardware.threads", self.threads, low=1)
         if self.workers is not None:
@@ -52,6 +55,10 @@ class Hardware:
         import torch
 
         return torch.float64 if self.precision == "64-true" else torch.float32
+
+    @property
+    def _fabric_precision(self) -> Any:
+        return "32-true" if self.precision == "tf32" else self.precision
 
     def fabric(self, launch: Launch = ALONE) -> Fabric:
         """Lightning Fabric on this hardware, its process group joined where the launch has several ranks.
@@ -67,15 +74,17 @@ class Hardware:
             raise UserError("hardware.accelerator=gpu, but torch sees no GPU here: use hardware=auto or cpu.")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        # 32-true means it: left alone, cuDNN rounds the operands of convolutions to TF32, and picks its
-        # algorithms by a race, so that a rerun would differ.
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        # 32-true means it: left alone, cuDNN rounds the operands of convolutions to TF32.
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
+        torch.backends.cudnn.deterministic = self.deterministic
+        torch.backends.cudnn.benchmark = not self.deterministic
         if launch.size > 1:
             return self._joined(launch)
         # Named, since Fabric would take whatever has reserved several tasks for their launcher.
         alone = LightningEnvironment()
-        return Fabric(accelerator=self.accelerator, devices=1, precision=self.precision, plugins=[alone])  # type: ignore[arg-type]
+        return Fabric(
+            accelerator=self.accelerator, devices=1, precision=self._fabric_precision, plugins=[alone]
+        )
 
     def _joined(self, launch: Launch) -> Fabric:
         """Fabric as one rank of several. Its strategy only joins the group: no network is ever wrapped by it."""
@@ -96,7 +105,7 @@ class Hardware:
             accelerator="gpu" if on_gpus else "cpu",
             devices=launch.local_size,
             num_nodes=launch.machines,
-            precision=self.precision,  # type: ignore[arg-type]
+            precision=self._fabric_precision,
             strategy=DDPStrategy(process_group_backend="gloo", timeout=RANK_PATIENCE),
             plugins=[SLURMEnvironment(auto_requeue=False) if slurm else TorchElasticEnvironment()],
         )

@@ -136,6 +136,10 @@ class RunInfo:
     """The scores of each kind; accuracy is one of them."""
     extras: tuple[str, ...] = ()
     """Names that `RoundRecord.extras` may hold, such as prune_rate."""
+    engine: str = "eager"
+    """What computes, once chosen."""
+    compile_seconds: float = 0.0
+    """Spent before the first round on compiling."""
     completed: int = 0
     """Rounds done before this start; more than 0 in a run that goes on from a checkpoint."""
 

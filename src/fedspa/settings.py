@@ -163,6 +163,7 @@ class Config:
     metrics: dict[str, Any] = field(default_factory=dict)
     loggers: dict[str, Any] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_range("sparsity", self.sparsity, low=0, high=1, high_open=True)

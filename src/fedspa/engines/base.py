@@ -16,6 +16,14 @@ class Engine(Protocol):
     """Computes on one network that serves every client. Its answers depend on the requests alone."""
 
     @property
+    def name(self) -> str:
+        """As in the config."""
+
+    @property
+    def compile_seconds(self) -> float:
+        """What was spent on compiling before the first round."""
+
+    @property
     def space(self) -> ParameterSpace:
         """Where each parameter tensor lies in the flat weights."""
 

@@ -105,6 +105,7 @@ class CompiledEngine:
     repeat, but their draws are not the eager engine's.
     """
 
+    name = "compiled"
     together = None  # all visits' work is queued before anything is read back
 
     def __init__(self, eager: EagerEngine, largest: int, compiler: str | None) -> None:

@@ -23,6 +23,9 @@ from fedspa.weights import ParameterSpace
 class StackedEngine:
     """Draws each client's batches as the eager engine does, and takes its steps; only sums differ, by rounding."""
 
+    name = "stacked"
+    compile_seconds = 0.0
+
     def __init__(self, eager: EagerEngine, clients: int) -> None:
         """
         Args:

@@ -45,6 +45,7 @@ NO_RESULT = (
         "metrics",
         "save",
         "hardware",
+        "engine",
         "trusted_packages",
         "dry_run",
     ),

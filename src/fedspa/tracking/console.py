@@ -51,6 +51,8 @@ class ConsoleView:
             f"{info.config.get('name', 'run')}: {len(info.label_counts)} clients, {info.rounds} rounds",
             style="bold",
         )
+        if info.compile_seconds:
+            self._say(f"Compiled local training in {_duration(info.compile_seconds)}")
         if info.completed:
             self._say(
                 f"Goes on after round {info.completed}, whose checkpoint it found in {_short(info.folder)}"
