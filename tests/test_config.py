@@ -117,6 +117,10 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
         ("dataset.mean=[a]", "dataset.mean[0]=a is not a number."),
         ("hardware.threads=2.5", "hardware.threads=2.5 is not a whole number."),
         ("hardware.precision=16", "hardware.precision=16 is not known: valid are 32-true, 64-true,"),
+        ("dataset.augmentation.flip=2", "dataset.augmentation.flip=2 is not true or false."),
+        ("training.drop_last=1", "training.drop_last=1 is not true or false."),
+        ("save.local=maybe", "save.local=maybe is not true or false."),
+        ("training.lr=inf", "training.lr=inf is out of range: it must be more than 0."),
         ("hardware.threads=0", "hardware.threads=0 is out of range: it must be at least 1."),
         (
             "metric=[macro_f1]",
@@ -143,6 +147,23 @@ def test_a_mistake_is_told_in_one_sentence(plan, override, sentence):
 def test_an_explicit_mask_for_a_dense_method_is_refused(plan):
     with pytest.raises(UserError, match="method=fedavg trains dense, so mask=dst has no meaning"):
         plan("method=fedavg", "mask=dst")
+
+
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [("local", "weighting"), ("local", "normaliser"), ("fedavg", "normaliser"), ("ditto", "normaliser")],
+)
+def test_a_setting_without_effect_is_not_there(plan, method, setting):
+    with pytest.raises(UserError, match=f"method.{setting} is not a setting"):
+        plan(f"method={method}", f"+method.{setting}=samples")
+    assert setting not in plan(f"method={method}").resolved["method"]
+
+
+def test_ditto_trains_as_many_epochs_as_the_others_or_says_so(plan):
+    assert plan("method=ditto", "method.personal_epochs=4", "training.epochs=6")
+    told = "training.epochs=2 is not what method.shared_epochs=2 and method.personal_epochs=3 add up to: it must be 5"
+    with pytest.raises(UserError, match=told):
+        plan("method=ditto", "training.epochs=2")
 
 
 def test_classes_of_other_packages_need_trust(plan):

@@ -112,13 +112,13 @@ SMALL = (
         "mask.anneal_rounds=9",
         "mask=rsm",
         "method=fedavg",
-        "method=ditto",
+        "method=ditto method.shared_epochs=1 method.personal_epochs=1",
         "method=local",
         "method=subsampling",
     ],
 )
 def test_a_run_costs_what_was_told_to_the_byte(plan, words):
-    wanted = plan(*SMALL, words)
+    wanted = plan(*SMALL, *words.split())
     run, report = build(wanted), CostReport.of(wanted)
     *_, last = run.loop.rounds()
     assert report.client_sizes == [len(rows) for rows in run.rows.train]

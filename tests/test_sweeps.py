@@ -79,6 +79,13 @@ def never(plan, folder):
     raise AssertionError("nothing is left to run")
 
 
+def test_a_large_study_says_how_far_its_check_is(sweep, monkeypatch, capsys):
+    monkeypatch.setattr("fedspa.sweeping.PROGRESS_SECONDS", 0.0)
+    assert sweep(finish, "seed=0,1,2") == 0
+    told = capsys.readouterr().err
+    assert "1 of 3 configs are checked." in told and "2 of 3 configs are checked." in told
+
+
 # The studies
 
 

@@ -196,7 +196,7 @@ METHODS = [
     ("mask=dst",),
     ("mask=rsm", "mask.initial=different", "method.normaliser=holders"),
     ("method=fedavg",),
-    ("method=ditto",),
+    ("method=ditto", "method.shared_epochs=1", "method.personal_epochs=1"),
     ("method=local",),
     ("method=subfedavg", "method.accuracy_threshold=0"),
     ("method=subsampling",),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, AnyNode, BooleanNode, DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -30,7 +30,6 @@ from fedspa.records import ACCURACY
 from fedspa.settings import Config
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
     from torch import nn
 
     from fedspa.data.source import ImageSource
@@ -96,9 +95,20 @@ def register(settings: type[Config] = Config) -> None:
     for group in ("model", *ONE_EACH, *SEVERAL):
         # Hydra would refuse options that no YAML mentions; `check` knows all that a component has.
         OmegaConf.set_struct(schema[group], False)
+    _leave_switches_to_check(schema)
     ConfigStore.instance().store(name="schema", node=schema)
     OmegaConf.register_new_resolver("project_root", lambda: str(project_root()), replace=True)
     OmegaConf.register_new_resolver("used_sparsity", _used_sparsity, replace=True)
+
+
+def _leave_switches_to_check(node: DictConfig) -> None:
+    """Let Hydra take anything for the schema's true-or-false settings: it would turn 2 into true without a word."""
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, BooleanNode):
+            node._content[key] = AnyNode(child._value(), key=key, parent=node)  # type: ignore[index]
+        elif isinstance(child, DictConfig):
+            _leave_switches_to_check(child)
 
 
 def _used_sparsity(*, _root_: DictConfig) -> float:
@@ -223,9 +233,21 @@ def _build(where: str, schema: type, options: dict[str, Any]) -> tuple[Any, dict
     """An object of the dataclass `schema`, and its options as plain values of the fields' types."""
     try:
         typed = OmegaConf.merge(OmegaConf.structured(schema), options)
-        return OmegaConf.to_object(typed), OmegaConf.to_container(typed)  # type: ignore[return-value]
+        plain: dict[str, Any] = OmegaConf.to_container(typed)  # type: ignore[assignment]
+        _check_switches(where, plain, options)
+        return OmegaConf.to_object(typed), plain
     except OmegaConfBaseException as error:
         raise explain(error, where) from error
+
+
+def _check_switches(where: str, typed: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raise `UserError` where a true-or-false setting was given as anything else, which OmegaConf converts."""
+    for key, value in typed.items():
+        told, name = given.get(key, value), f"{where}.{key}" if where else key
+        if isinstance(value, dict) and isinstance(told, dict):
+            _check_switches(name, value, told)
+        elif isinstance(value, bool) and not isinstance(told, bool):
+            raise UserError(f"{name}={told} is not true or false.")
 
 
 def explain(error: OmegaConfBaseException, group: str = "") -> UserError:
@@ -239,8 +261,10 @@ def explain(error: OmegaConfBaseException, group: str = "") -> UserError:
             f"{where} is not a setting: {nearest(str(error.key), valid - {'_target_', 'hydra'})}."
         )
     what = str(error).splitlines()[0].rstrip(".")
+    if switch := re.fullmatch(r"Value '(.*)' is not a valid bool.*", what):
+        return UserError(f"{where}={switch[1]} is not true or false.")
     if unconverted := re.fullmatch(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", what):
         value, wanted = unconverted.groups()
-        kinds = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
+        kinds = {"Integer": "a whole number", "Float": "a number"}
         return UserError(f"{where}={value} is not {kinds.get(wanted, wanted)}.")
     return UserError(f"{where}: {what}." if where else f"{what}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -51,10 +52,10 @@ def check_range(
     low_open: bool = False,
     high_open: bool = False,
 ) -> None:
-    """Raise `UserError` unless `value` lies between `low` and `high` (closed unless said to be open)."""
+    """Raise `UserError` unless `value` is finite and between `low` and `high` (closed unless said to be open)."""
     too_low = low is not None and (value <= low if low_open else value < low)
     too_high = high is not None and (value >= high if high_open else value > high)
-    if not (too_low or too_high) and value == value:  # NaN fails the comparison with itself
+    if not (too_low or too_high) and math.isfinite(value):
         return
     if high is None:
         wanted = f"{'more than' if low_open else 'at least'} {low}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ Compose: TypeAlias = Callable[[Sequence[str]], DictConfig]
 """The config of one job from its overrides."""
 Launch: TypeAlias = Callable[[Sequence[Sequence[str]]], Sequence[JobReturn]]
 """Runs jobs, given the overrides of each; one that failed raised `JobFailed`."""
+
+
+PROGRESS_SECONDS = 5.0
+"""Longest silence while configs are checked."""
 
 
 class JobFailed(Exception):
@@ -62,14 +67,21 @@ def run_sweep(study: Study, root: Path, compose: Compose, launch: Launch) -> int
     """
     folder = root / study.name
     print(f"{study.name}: {len(study.jobs)} jobs, in {folder}", flush=True)
-    jobs = [
-        PlannedJob(job.name, job.overrides, folder / job.name, _plan(compose(job.overrides)))
-        for job in study.jobs
-    ]
+    jobs = list(_planned(study, folder, compose))
     if any(isinstance(job.plan, Plan) and job.plan.settings.dry_run for job in jobs):
         return _list(jobs)
     with only_one(root, study.name):
         return _run(study.name, jobs, launch)
+
+
+def _planned(study: Study, folder: Path, compose: Compose) -> Iterator[PlannedJob]:
+    """The study's jobs, composed and checked; says how far it is, since a large study takes a minute."""
+    said = time.monotonic()
+    for count, job in enumerate(study.jobs):
+        if time.monotonic() - said > PROGRESS_SECONDS:
+            print(f"{count} of {len(study.jobs)} configs are checked.", file=sys.stderr, flush=True)
+            said = time.monotonic()
+        yield PlannedJob(job.name, job.overrides, folder / job.name, _plan(compose(job.overrides)))
 
 
 def _plan(config: DictConfig) -> Plan | UserError:

@@ -16,6 +16,7 @@ from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import Costs
 from fedspa.requests import Pull, Request, Trained
+from fedspa.settings import TrainingSettings
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +29,9 @@ class Ditto(Method):
     """Its personal model is v_k; its local one the shared branch after the client's epochs."""
 
     weighting: str = "samples"
+    normaliser: ClassVar[str] = "participants"  # type: ignore[misc]  # all hold every coordinate: not a setting
     shared_epochs: int = 2
-    """Epochs on the shared branch; with the personal ones they make up a visit (training.epochs is not used)."""
+    """Epochs on the shared branch; with the personal ones they make up the training.epochs of a visit."""
     personal_epochs: int = 3
     proximal: float = 0.5
     """lambda: strength of the pull towards the round's starting weights."""
@@ -44,6 +46,14 @@ class Ditto(Method):
         if self.shared_epochs + self.personal_epochs == 0:
             raise UserError(
                 "method.shared_epochs and method.personal_epochs are both 0: one must be at least 1."
+            )
+
+    def check_training(self, training: TrainingSettings) -> None:
+        epochs = self.shared_epochs + self.personal_epochs
+        if training.epochs != epochs:
+            raise UserError(
+                f"training.epochs={training.epochs} is not what method.shared_epochs={self.shared_epochs} and "
+                f"method.personal_epochs={self.personal_epochs} add up to: it must be {epochs}, or they must change."
             )
 
     def first_state(self, client: int, origin: Origin) -> torch.Tensor:

@@ -17,6 +17,7 @@ class FedAvg(Method):
     """Its local model, the global weights after a client's own epochs, is the fair rival of FedSpa's."""
 
     weighting: str = "samples"
+    normaliser: ClassVar[str] = "participants"  # type: ignore[misc]  # all hold every coordinate: not a setting
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "local")
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Local(Method):
     """The sampled clients train on; there is no server's model and no traffic."""
 
-    weighting: str = "uniform"
-
+    weighting: ClassVar[str] = "uniform"  # type: ignore[misc]  # nothing is merged: not a setting
+    normaliser: ClassVar[str] = "participants"  # type: ignore[misc]
     kinds: ClassVar[tuple[str, ...]] = ("local",)
 
     def first_state(self, client: int, origin: Origin) -> torch.Tensor:
