@@ -32,7 +32,7 @@ from fedspa.models.initialise import seeded
 from fedspa.models.small_cnn import SmallCNN
 from fedspa.records import RoundRecord
 from fedspa.requests import Train, Trained
-from fedspa.settings import EvalSettings, FederationSettings, TrainingSettings
+from fedspa.settings import EvalSettings, FaultSettings, FederationSettings, TrainingSettings
 from fedspa.visitor import Visitor
 from fedspa.weights import ParameterSpace
 
@@ -128,6 +128,7 @@ def federation(
     seed: int = 0,
     convention: str = "honest",
     wire: str | None = None,
+    faults: FaultSettings | None = None,
     executor: Callable[[Visitor], Executor] = InProcess,
     engine_of: Callable[[EagerEngine], Engine] = lambda eager: eager,
 ) -> Federation:
@@ -146,6 +147,7 @@ def federation(
         evaluators=[Evaluator(runner, test, clients.test_rows, accuracy, clients.classes, batch_size=8)],
         client_rows=clients.train_rows,
         link=Link(runner.space, wire) if wire else None,
+        faults=faults or FaultSettings(),
     )
     count, initial, visits = len(clients.train_rows), runner.weights, []
     loop = FederatedLoop(

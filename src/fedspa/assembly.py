@@ -128,6 +128,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
         evaluators=evaluators,
         client_rows=rows.train,
         link=Link(space, settings.federation.wire) if settings.federation.wire else None,
+        faults=settings.faults,
     )
     executor = _executor(plan, visitor, origin, launch)
     if group.size > 1:

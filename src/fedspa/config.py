@@ -158,6 +158,11 @@ def _check_together(plan: Plan) -> None:
             f"theory.every={plan.settings.theory.every} needs a mask searcher, which method={method} does not use: "
             "set it to 0."
         )
+    if plan.settings.faults.corruption and plan.settings.federation.wire is None:
+        raise UserError(
+            f"faults.corruption={plan.settings.faults.corruption} needs messages whose bits can flip: "
+            "set federation.wire=fp32 (or fp16, bf16)."
+        )
     if ACCURACY not in plan.metrics:
         names = ",".join([ACCURACY, *plan.metrics])
         raise UserError(f"metric has no {ACCURACY}, which the summary is about: use metric=[{names}].")

@@ -10,8 +10,11 @@ import numpy as np
 import torch
 
 from fedspa.clock import Clock
+from fedspa.errors import UserError
 from fedspa.evaluation import Scores, score_one, score_personal, spread
+from fedspa.events import RoundEvents
 from fedspa.executor import Executor
+from fedspa.faults import Fault, FaultModel
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientState, Origin, Visit, VisitSize
 from fedspa.methods.fedavg import FedAvg
@@ -19,7 +22,8 @@ from fedspa.methods.merge import Merge
 from fedspa.records import Costs, RoundRecord, Spread
 from fedspa.sampling import sample_clients
 from fedspa.settings import EvalSettings, FederationSettings
-from fedspa.visitor import Call, FineTuning, Outcome, Visitor
+from fedspa.visitor import Call, FineTuning, Lost, Outcome, Visitor
+from fedspa.weights import all_finite
 
 
 @dataclass
@@ -36,6 +40,8 @@ class FederationState:
     costs: Costs = field(default_factory=Costs)
     dense_costs: Costs = field(default_factory=Costs)
     """What the same visits would have cost FedAvg."""
+    events: dict[str, int] = field(default_factory=dict)
+    """How many there were of each kind."""
     scores: dict[str, Scores] = field(default_factory=dict)
     """Latest scores by kind of model and metric: float64 [clients], NaN where a client has none."""
 
@@ -76,6 +82,11 @@ class FederatedLoop:
         self._visitor, self._executor, self._origin, self._on_visit = visitor, executor, origin, on_visit
         self._federation, self._evaluation, self._method = federation, evaluation, visitor.method
         self._dense = FedAvg(name="fedavg")  # what the same visits would have cost
+        self._faults = FaultModel(
+            visitor.faults,
+            visitor.seed,
+            samples=lambda client: visitor.training.samples(len(visitor.client_rows[client])),
+        )
         self.state = FederationState(weights=origin.weights)
 
     def rounds(self) -> Iterator[RoundRecord]:
@@ -89,7 +100,7 @@ class FederatedLoop:
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values, tensors and masks, for a checkpoint."""
         state, first = self.state, self._method.first_state(0, self._origin)
-        facts = {f: getattr(state, f) for f in ("weights", "round", "clients", "visits", "scores")}
+        facts = {f: getattr(state, f) for f in ("weights", "round", "clients", "visits", "events", "scores")}
         # `first`, so that clients who still share the first state go on sharing it with those never visited.
         return facts | {
             "costs": asdict(state.costs),
@@ -112,6 +123,7 @@ class FederatedLoop:
             round=state["round"],
             clients={client: placed(item) for client, item in state["clients"].items()},
             visits=dict(state["visits"]),
+            events=dict(state["events"]),
             costs=Costs(**state["costs"]),
             dense_costs=Costs(**state["dense_costs"]),
             scores={kind: dict(by_metric) for kind, by_metric in state["scores"].items()},
@@ -136,32 +148,39 @@ class FederatedLoop:
         participants = sample_clients(
             self._visitor.seed, t, self._federation.clients, self._federation.clients_per_round
         )
+        faults = self._faults.draw(t, participants)
         calls = [
-            Call(t, client, first_visit=client not in state.visits, state=self.client_state(client, state))
+            Call(t, client, client not in state.visits, self.client_state(client, state), faults.get(client))
             for client in participants
         ]
 
         merge = Merge(self._method.normaliser)
         costs = dense_costs = Costs()
         loss_sum, samples = 0.0, 0
-        for call, outcome in zip(calls, self._executor.run(calls, state.weights), strict=True):
-            visit, rows = outcome.visit, len(self._visitor.client_rows[call.client])
+        events = RoundEvents(self._visitor.faults, training, state.events, visits=len(calls))
+        for call, answer in zip(calls, self._executor.run(calls, state.weights), strict=True):
+            rows = len(self._visitor.client_rows[call.client])
+            clock.add(answer.seconds)
+            costs += answer.costs
+            dense_costs += self._dense_costs(rows, call.fault)
+            events.note(call, answer)
+            if isinstance(answer, Lost):
+                continue
+            visit = answer.visit
             self._on_visit(call, state.weights, visit)
             if visit.update is not None:
                 with clock("aggregate"):
                     merge.fold(visit.update, self._method.weight(rows), visit.holds)
-            self._remember(state, call.client, outcome)
-            clock.add(outcome.seconds)
-            costs += visit.costs
-            dense_costs += self._dense.visit_costs(VisitSize(self._visitor.network, training, rows), None)
+            self._remember(state, call.client, answer)
             loss_sum += float(visit.loss) * visit.samples
             samples += visit.samples
 
         with clock("aggregate"):
-            state.weights = merge.apply(state.weights)
+            state.weights = _finite(merge.apply(state.weights), round=t + 1)
         state.round = t + 1
         state.costs += costs
         state.dense_costs += dense_costs
+        state.events = events.totals
         tested = state.round % self._evaluation.every == 0 or state.round == self._federation.rounds
         if tested:
             with clock("evaluate"):
@@ -170,7 +189,7 @@ class FederatedLoop:
             round=state.round,
             participants=tuple(participants),
             learning_rate=training.lr_at(t),
-            loss=loss_sum / samples,
+            loss=loss_sum / samples if samples else None,
             samples=samples,
             costs=costs,
             total_costs=state.costs,
@@ -178,7 +197,16 @@ class FederatedLoop:
             scores=_spreads(state) if tested else {},
             extras=searcher.describe(t) if searcher else {},
             seconds=clock.seconds,
+            events=tuple(events.events),
+            total_events=events.totals,
         )
+
+    def _dense_costs(self, rows: int, fault: Fault | None) -> Costs:
+        """What FedAvg would have been charged for such a visit."""
+        size = VisitSize(self._visitor.network, self._visitor.training, rows)
+        if fault is Fault.DROPOUT:
+            return self._dense.down_costs(size, None)
+        return self._dense.visit_costs(size, None)
 
     def _remember(self, state: FederationState, client: int, outcome: Outcome) -> None:
         """Keep the client's next state and the scores of its local model."""
@@ -212,3 +240,13 @@ def _spreads(state: FederationState) -> dict[str, dict[str, Spread]]:
         kind: {metric: spread(values) for metric, values in by_metric.items()}
         for kind, by_metric in state.scores.items()
     }
+
+
+def _finite(weights: torch.Tensor, round: int) -> torch.Tensor:
+    """The merged weights [total]. Raises `UserError` where updates, each of them finite, were too large for a sum."""
+    if all_finite(weights):
+        return weights
+    raise UserError(
+        f"The global weights of round {round} are not finite: the updates were too large to be added up; lower "
+        "training.lr, or bound the updates with faults.norm_bound."
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,16 @@ from fedspa.methods.base import ClientTask, Method, Visit
 from fedspa.records import Costs
 from fedspa.requests import Request
 from fedspa.weights import ParameterSpace
-from fedspa.wire import Envelope, Message, decode, encode
+from fedspa.wire import Envelope, Message, WireError, decode, encode
+
+
+class UpdateRefused(Exception):
+    """The server could not read an update. Its sentence says why."""
+
+    def __init__(self, reason: str, costs: Costs) -> None:
+        """`costs`: what the visit cost all the same."""
+        super().__init__(reason)
+        self.costs = costs
 
 
 @dataclass(frozen=True)
@@ -29,16 +38,15 @@ class Link:
     dtype: str
     """Of the values on the wire: fp32, fp16 or bf16."""
 
-    def visit(self, method: Method, task: ClientTask) -> Generator[Request, Any, Visit]:
-        """`method.visit(task)`, with what it sends down and up encoded, counted and decoded."""
-        known = task.state if isinstance(task.state, PackedMask) else self._all
-        first_mask = task.first_visit and self._is_random(known)
-        down = Message(
-            Envelope("model", task.round, task.client),
-            vector=task.weights,
-            mask=known,
-            seed=task.seed if first_mask else None,
-        )
+    def visit(
+        self, method: Method, task: ClientTask, damage: Callable[[bytes], bytes] = lambda data: data
+    ) -> Generator[Request, Any, Visit]:
+        """`method.visit(task)`, with what it sends down and up encoded, counted and decoded.
+
+        `damage` is what becomes of the update's bytes on their way. Raises `UpdateRefused` where the server cannot
+        read them.
+        """
+        down, known = self._down(task)
         model, down_bytes = self._send(down, known)
         visit = yield from method.visit(replace(task, weights=model.vector.to(task.weights)))
         if visit.update is None:
@@ -53,19 +61,38 @@ class Link:
             next_mask=next_mask,
             seed=None if mask in (known, next_mask) else task.seed,
         )
-        update, up_bytes = self._send(up, known)
+        data = encode(up, self.space, known, self.dtype)
+        costs = visit.costs + Costs(encoded_bytes=down_bytes + len(data))
+        try:
+            update = self._read(damage(data), up, known)
+        except WireError as error:
+            raise UpdateRefused(str(error), costs) from error
         return replace(
             visit,
             update=update.vector.to(visit.update),
             state=visit.state if update.next_mask is None else update.next_mask,
-            costs=visit.costs + Costs(encoded_bytes=down_bytes + up_bytes),
+            costs=costs,
         )
 
+    def down_bytes(self, task: ClientTask) -> int:
+        """Bytes of the message with the server's weights."""
+        return self._send(*self._down(task))[1]
+
+    def _down(self, task: ClientTask) -> tuple[Message, PackedMask]:
+        """The message with the server's weights, and the mask that both sides know."""
+        known = task.state if isinstance(task.state, PackedMask) else self._all
+        first_mask = task.first_visit and self._is_random(known)
+        envelope = Envelope("model", task.round, task.client)
+        return Message(envelope, task.weights, known, seed=task.seed if first_mask else None), known
+
     def _send(self, message: Message, known: PackedMask) -> tuple[Message, int]:
-        """What arrives of a message, and its bytes. A receiver draws a random mask as its sender did."""
+        """What arrives of a message, and its bytes."""
         data = encode(message, self.space, known, self.dtype)
-        arrived = decode(data, self.space, known, message.envelope, draw=lambda seed: message.mask)
-        return arrived, len(data)
+        return self._read(data, message, known), len(data)
+
+    def _read(self, data: bytes, sent: Message, known: PackedMask) -> Message:
+        """What a receiver reads. It draws a random mask as the sender did."""
+        return decode(data, self.space, known, sent.envelope, draw=lambda seed: sent.mask)
 
     def _is_random(self, mask: PackedMask) -> bool:
         """Whether anything about a first mask is left to chance: tensors neither full nor empty."""

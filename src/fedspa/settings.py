@@ -126,6 +126,54 @@ class TheorySettings:
 
 
 @dataclass
+class FaultSettings:
+    """Faults of a federation: simulated ones, drawn from the seed, and what is done about real ones.
+
+    By default no fault is simulated and no update is refused but one that is not finite, which ends the run.
+    """
+
+    dropout: float = 0.0
+    """Chance that a sampled client never answers."""
+    straggler_spread: float = 0.0
+    """How unequally fast clients are: a visit takes (samples trained on) x exp(straggler_spread x N(0, 1))."""
+    deadline: float | None = None
+    """Updates that come later are not waited for: in multiples of the mean duration of the round's visits."""
+    loss: float = 0.0
+    """Chance that a client's update never arrives."""
+    corruption: float = 0.0
+    """Chance that bits of a client's update flip on the way; needs federation.wire."""
+    norm_bound: float | None = None
+    """Largest L2 norm of an update that the server takes as it is."""
+    norm_action: str = "reject"
+    """What it does with a larger one: reject it, or clip it (shorten it to the bound)."""
+    policy: str = "fail"
+    """What a client does to the run whose loss or weights are no longer finite: end it (fail), or be left out of the
+    round (skip)."""
+    max_skipped: int | None = None
+    """How many updates may be refused in a whole run, for not being finite or for their norm; one more ends the run.
+    null: any number."""
+
+    def __post_init__(self) -> None:
+        check_range("faults.dropout", self.dropout, low=0, high=1)
+        check_range("faults.straggler_spread", self.straggler_spread, low=0, high=10)
+        if self.deadline is not None:
+            check_range("faults.deadline", self.deadline, low=0, low_open=True)
+        elif self.straggler_spread:
+            raise UserError(
+                f"faults.straggler_spread={self.straggler_spread} has no effect without faults.deadline: "
+                "set it to a multiple of the mean duration of a visit, such as 1.5."
+            )
+        check_range("faults.loss", self.loss, low=0, high=1)
+        check_range("faults.corruption", self.corruption, low=0, high=1)
+        if self.norm_bound is not None:
+            check_range("faults.norm_bound", self.norm_bound, low=0, low_open=True)
+        check_choice("faults.norm_action", self.norm_action, ("reject", "clip"))
+        check_choice("faults.policy", self.policy, ("fail", "skip"))
+        if self.max_skipped is not None:
+            check_range("faults.max_skipped", self.max_skipped, low=0)
+
+
+@dataclass
 class SaveSettings:
     """What a run keeps beyond its default files."""
 
@@ -148,6 +196,7 @@ class Config:
     eval: EvalSettings = field(default_factory=EvalSettings)
     finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
     costs: CostSettings = field(default_factory=CostSettings)
+    faults: FaultSettings = field(default_factory=FaultSettings)
     save: SaveSettings = field(default_factory=SaveSettings)
     dry_run: bool = False
     """Say what the run would cost, and run nothing."""

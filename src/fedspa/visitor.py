@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -12,16 +13,20 @@ import torch
 from fedspa.clock import Clock
 from fedspa.costs import NetworkCosts
 from fedspa.engines.base import Engine
-from fedspa.errors import UserError
 from fedspa.evaluation import Evaluator, Scores, score_one
-from fedspa.link import Link
+from fedspa.faults import Fault, damage
+from fedspa.link import Link, UpdateRefused
 from fedspa.lockstep import Dialogue, converse
 from fedspa.masks.base import MaskSearcher
-from fedspa.methods.base import ClientState, ClientTask, Method, Visit
-from fedspa.randomness import generator
+from fedspa.masks.packed import PackedMask
+from fedspa.methods.base import ClientState, ClientTask, Method, Visit, VisitSize
+from fedspa.randomness import generator, numpy_generator
+from fedspa.records import Costs
 from fedspa.requests import Train, Trained
-from fedspa.settings import TrainingSettings
+from fedspa.settings import FaultSettings, TrainingSettings
 from fedspa.weights import all_finite
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Call:
     client: int
     first_visit: bool
     state: ClientState
+    fault: Fault | None = None
+    """A simulated fault that the visit meets."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,23 @@ class Outcome:
     visit: Visit
     local_scores: Scores
     seconds: dict[str, float]
+    clipped_from: float | None = None
+    """The L2 norm that the update had before it was clipped; None where it was not."""
+
+    @property
+    def costs(self) -> Costs:
+        return self.visit.costs
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A visit that leaves nothing but its costs: no update, and the client's state as it was before."""
+
+    reason: Fault
+    detail: str
+    """A sentence on what happened."""
+    costs: Costs
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +97,11 @@ class Visitor:
     """int64, the training rows of each client."""
     link: Link | None = None
     """Takes all that a visit sends through the wire format."""
+    faults: FaultSettings = field(default_factory=FaultSettings)
 
     def perform(self, jobs: Sequence[Job], weights: torch.Tensor) -> list[Any]:
-        """Do jobs side by side from the global weights [total]: the outcome of each visit, the scores of each
-        fine-tuning, in the order of the jobs."""
+        """Do jobs side by side from the global weights [total]: the outcome of each visit (or what was lost of it), the
+        scores of each fine-tuning, in the order of the jobs."""
         clocks = [Clock() for _ in jobs]
         dialogues = [self._job(job, weights, clock) for job, clock in zip(jobs, clocks, strict=True)]
         return converse(dialogues, self.engine, clocks)
@@ -86,10 +111,10 @@ class Visitor:
             self._visit(job, weights, clock) if isinstance(job, Call) else self._finetune(job, weights, clock)
         )
 
-    def _visit(self, call: Call, weights: torch.Tensor, clock: Clock) -> Dialogue[Outcome]:
+    def _visit(self, call: Call, weights: torch.Tensor, clock: Clock) -> Dialogue[Outcome | Lost]:
         """Visit a client from the global weights [total], and test its local model while it is at hand.
 
-        Raises `UserError` where training diverged: nothing that is not finite reaches the server or is kept.
+        Nothing that is not finite is left by a visit.
         """
         task = ClientTask(
             seed=self.seed,
@@ -106,19 +131,70 @@ class Visitor:
             searcher=self.searcher,
             clock=clock,
         )
-        visit = yield from self.link.visit(self.method, task) if self.link else self.method.visit(task)
-        left = (visit.local, visit.update, visit.state)
-        if not all(all_finite(vector) for vector in left if isinstance(vector, torch.Tensor)):
-            raise UserError(
-                f"The weights of client {call.client} in round {call.round + 1} are not finite (loss "
-                f"{float(visit.loss)}): training diverged; lower training.lr={self.training.lr} or set "
-                f"training.clip_norm (now {self.training.clip_norm})."
-            )
-        local_scores: Scores = {}
-        if "local" in self.method.kinds:
-            with clock("evaluate"):
-                local_scores = score_one(self.evaluators, visit.local, [call.client])
-        return Outcome(visit, local_scores, clock.seconds)
+        made = yield from self._made(task, call.fault)
+        taken = self._taken(task, made) if isinstance(made, Visit) else made
+        if isinstance(taken, Lost) or "local" not in self.method.kinds:
+            return taken
+        with clock("evaluate"):
+            scores = score_one(self.evaluators, taken.visit.local, [call.client])
+        return replace(taken, local_scores=scores)
+
+    def _made(self, task: ClientTask, fault: Fault | None) -> Dialogue[Visit | Lost]:
+        """The method's visit as it arrives at the server, over the link where there is one."""
+        if fault is Fault.DROPOUT:
+            return _lost(task, fault, f"No answer from {_who(task)}.", self._down_costs(task))
+        try:
+            visit = yield from _watched(self._exchange(task, fault))
+        except _NotFinite as error:  # such a client knows it, and sends nothing
+            whole = self.method.visit_costs(self._size(task), self.searcher)
+            costs = self._down_costs(task) + Costs(train_flops=whole.train_flops)
+            return _lost(task, Fault.DIVERGED, f"The training of {_who(task)} diverged: its {error}.", costs)
+        except UpdateRefused as error:
+            detail = f"The update of {_who(task)} was refused: {error}"
+            return _lost(task, Fault.CORRUPT, detail, error.costs)
+        if visit.update is not None and fault in (Fault.LATE, Fault.LOST):
+            what = "came after the deadline" if fault is Fault.LATE else "never arrived"
+            return _lost(task, fault, f"The update of {_who(task)} {what}.", visit.costs)
+        return visit
+
+    def _taken(self, task: ClientTask, visit: Visit) -> Outcome | Lost:
+        """What the server makes of a visit: it takes only finite values, and updates within the norm bound."""
+        update, bound = visit.update, self.faults.norm_bound
+        if not _finite(visit.local, update, visit.state):
+            detail = f"The training of {_who(task)} diverged: its update is not finite."
+            return _lost(task, Fault.DIVERGED, detail, visit.costs)
+        if update is not None and bound is not None:
+            norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
+            if norm > bound and self.faults.norm_action == "reject":
+                detail = (
+                    f"The update of {_who(task)} has norm {norm:.6g}, more than faults.norm_bound={bound}."
+                )
+                return _lost(task, Fault.NORM_BOUND, detail, visit.costs)
+            if norm > bound:
+                clipped = replace(visit, update=update * (bound / norm))
+                return Outcome(clipped, {}, task.clock.seconds, clipped_from=norm)
+        return Outcome(visit, {}, task.clock.seconds)
+
+    def _exchange(self, task: ClientTask, fault: Fault | None) -> Dialogue[Visit]:
+        """The method's visit, over the link where there is one."""
+        if self.link is None:
+            return self.method.visit(task)
+        if fault is not Fault.CORRUPT:
+            return self.link.visit(self.method, task)
+        source = numpy_generator(self.seed, "faults/flips", task.round, task.client)
+        return self.link.visit(self.method, task, damage=lambda data: damage(data, source))
+
+    def _size(self, task: ClientTask) -> VisitSize:
+        """The size of a visit that has not been made, or has not come to its end."""
+        if not isinstance(task.state, PackedMask):
+            return task.size()
+        return task.size(task.space.count(task.state.unpack(like=torch.empty(0))))
+
+    def _down_costs(self, task: ClientTask) -> Costs:
+        """What was sent to a client that sends nothing back."""
+        costs = self.method.down_costs(self._size(task), self.searcher)
+        encoded = self.link.down_bytes(task) if self.link and costs.down_bytes else 0
+        return replace(costs, encoded_bytes=encoded)
 
     def _finetune(self, job: FineTuning, weights: torch.Tensor, clock: Clock) -> Dialogue[Scores]:
         """Scores of a client's own copy of the global weights after so many epochs of its own."""
@@ -131,3 +207,37 @@ class Visitor:
         )
         with clock("evaluate"):
             return score_one(self.evaluators, tuned.weights, [job.client])
+
+
+class _NotFinite(Exception):
+    """Training diverged; says of what."""
+
+
+def _lost(task: ClientTask, reason: Fault, detail: str, costs: Costs) -> Lost:
+    return Lost(reason, detail, costs, task.clock.seconds)
+
+
+def _who(task: ClientTask) -> str:
+    return f"client {task.client} in round {task.round + 1}"
+
+
+def _watched(dialogue: Dialogue[T]) -> Dialogue[T]:
+    """The dialogue, but `_NotFinite` is raised as soon as an answer is not finite, which no method has to bear."""
+    answer: Any = None
+    while True:
+        try:
+            request = dialogue.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = yield request
+        if isinstance(answer, Trained):
+            loss = float(answer.loss)
+            if answer.samples and not (math.isfinite(loss) and _finite(answer.weights)):
+                raise _NotFinite(f"weights or its loss ({loss:.6g}) are not finite")
+        elif not _finite(answer):
+            raise _NotFinite("gradient is not finite")
+
+
+def _finite(*items: Any) -> bool:
+    """Whether all tensors among these hold nothing but finite numbers."""
+    return all(all_finite(item) for item in items if isinstance(item, torch.Tensor))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from fedspa.clock import Clock
@@ -176,6 +176,11 @@ class Method(ABC):
     @abstractmethod
     def visit_costs(self, size: VisitSize, searcher: MaskSearcher | None) -> Costs:
         """What a visit of that size costs, in closed form."""
+
+    def down_costs(self, size: VisitSize, searcher: MaskSearcher | None) -> Costs:
+        """What is sent to a client costs, whatever it answers: values, and at its first visit perhaps a mask."""
+        whole, later = (self.visit_costs(s, searcher) for s in (size, replace(size, first=False)))
+        return Costs(down_bytes=whole.down_bytes, mask_bytes=whole.mask_bytes - later.mask_bytes)
 
     def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
         """The personal model [total] of a client: a function of the global weights and its state."""
