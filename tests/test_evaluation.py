@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from federations import engine, pack, pixels, random_images
+from federations import engine, pixels, random_images, small
 from torch import nn
 
 from fedspa.data.source import ImageSet
-from fedspa.evaluation import Evaluator, spread
-from fedspa.masks.packed import PackedMask
+from fedspa.evaluation import Evaluator, Model, Scores, Showing, score_models, spread
+from fedspa.executor import InProcess
+from fedspa.masks.dst import DST
+from fedspa.masks.rsm import RSM
 from fedspa.methods.ditto import Ditto
+from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.fedspa import FedSpa
 from fedspa.metrics.accuracy import Accuracy
 from fedspa.records import Spread
 from fedspa.settings import TrainingSettings
+from fedspa.visitor import Job, Visitor
 
 METRICS = {"accuracy": Accuracy(name="accuracy")}
-FEDSPA = FedSpa(name="fedspa")
 
 
 # Spread --------------------------------------------------------------------------------------------------
@@ -94,30 +99,78 @@ def test_clients_are_scored_in_the_order_asked_for():
     assert evaluator().one(SIGN, [1])["accuracy"].tolist() == [0]
 
 
-def test_personal_models_by_hand():
-    all_of_it, nothing = (
-        pack([1, 1, 1, 1]),
-        pack([0, 0, 0, 0]),
-    )  # `nothing` says 0 always: a tie goes to the first
-    calls: list[int] = []
-    scores = evaluator(calls).personal(FEDSPA, SIGN, [all_of_it, nothing, nothing])
-    assert scores["accuracy"].tolist() == [75, 0, 50]
-    assert calls == [4, 3]  # the second model runs once for the two clients that share its mask
+def shown(runs: list[tuple[int, ...]]) -> Scores:
+    """Scores of models that say 1 for bright pictures or, with a state, 0 for them; `runs` receives the rows of
+    each showing. Client 2 is told the opposite by its personal model."""
+    tester = evaluator()
 
-    ditto = Ditto(name="ditto")
-    scores = evaluator(calls).personal(ditto, SIGN, [SIGN, -SIGN, SIGN])
-    assert scores["accuracy"].tolist() == [75, 100, 50] and calls[2:] == [5, 1]
+    def run(jobs: Sequence[Showing]) -> Iterator[torch.Tensor]:
+        for job in jobs:
+            runs.append(tuple(job.rows.tolist()))
+            yield tester.predict(SIGN if job.model.state is None else job.model.state, job.rows)
+
+    models = [
+        (Model("global"), range(3)),
+        (Model("personal", SIGN), [3 - 1, 0]),
+        (Model("personal", -SIGN), [1]),
+    ]
+    return score_models([tester], models, 4, run)
 
 
-def test_clients_with_one_state_share_one_run():
-    calls: list[int] = []
-    mask = pack([1, 1, 0, 1])
-    shared = evaluator(calls).personal(FEDSPA, SIGN, [mask] * 3)
-    assert calls == [6]
-    equal_masks = [PackedMask(mask.bits.clone(), mask.length) for _ in range(3)]
-    alone = evaluator(calls).personal(FEDSPA, SIGN, equal_masks)
-    assert calls[1:] == [4, 1, 2]
-    assert shared["accuracy"].tolist() == alone["accuracy"].tolist()
+def test_models_by_hand():
+    runs: list[tuple[int, ...]] = []
+    scores = shown(runs)
+    nobody = pytest.approx(math.nan, nan_ok=True)
+    assert scores["global"]["accuracy"].tolist() == [75, 0, 50, nobody]  # the fourth client has no models
+    assert scores["personal"]["accuracy"].tolist() == [75, 100, 50, nobody]
+    # Each model sees an image once, in batches of four that do not depend on who is asked.
+    assert runs == [(0, 1, 2, 3), (4, 5), (0, 1, 2, 3), (4,), (5,)]
+
+
+def test_several_sets_of_images_score_under_their_own_names():
+    test, own = evaluator(), evaluator()
+    own._metrics = {"val_accuracy": METRICS["accuracy"]}
+    own._rows = [np.array([0]), np.array([1]), np.array([2])]
+
+    def run(jobs: Sequence[Showing]) -> list[torch.Tensor]:
+        return [(test, own)[job.evaluator].predict(SIGN, job.rows) for job in jobs]
+
+    scores = score_models([test, own], [(Model("global"), range(3))], 3, run)
+    assert scores["global"]["accuracy"].tolist() == [75, 0, 50]
+    assert scores["global"]["val_accuracy"].tolist() == [100, 0, 100]
+
+
+class Listening(InProcess):
+    """Keeps the jobs that it is given, apart from visits."""
+
+    def run(self, jobs: Sequence[Job], weights: torch.Tensor) -> Iterator[Any]:
+        self.showings = [job for job in jobs if isinstance(job, Showing)]
+        return super().run(jobs, weights)
+
+
+@pytest.mark.parametrize(
+    ("method", "searcher", "models"),
+    [
+        (FedSpa(name="fedspa"), RSM(name="rsm"), [[0, 1, 2, 3], [0, 1, 2, 3]]),
+        (FedSpa(name="fedspa"), DST(name="dst", anneal_rounds=9), [[0, 1, 2, 3], [1, 2], [0], [3]]),
+        (Ditto(name="ditto"), None, [[0, 1, 2, 3], [1, 2], [0], [3]]),
+        (FedAvg(name="fedavg"), None, [[0, 1, 2, 3]]),
+    ],
+    ids=["rsm", "dst", "ditto", "fedavg"],
+)
+def test_a_round_shows_each_image_once_to_each_different_model(method, searcher, models):
+    made: list[Listening] = []
+
+    def listening(visitor: Visitor) -> Listening:
+        made.append(Listening(visitor))
+        return made[0]
+
+    (record,) = small(method, searcher, rounds=1, executor=listening).run()
+    assert set(record.participants) == {0, 3}  # the others still share the first state
+    # Client k is tested on images 4 k to 4 k + 3, in batches of 8.
+    rows = [np.concatenate([np.arange(4 * k, 4 * k + 4) for k in clients]) for clients in models]
+    batches = [row.tolist() for union in rows for row in np.split(union, range(8, len(union), 8))]
+    assert sorted(job.rows.tolist() for job in made[0].showings) == sorted(batches)
 
 
 def test_sharing_changes_no_score():

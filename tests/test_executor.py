@@ -42,12 +42,15 @@ class ToyVisitor:
         self.engine = SimpleNamespace(together=together)
         self.asked: list[int] = []
 
+    def work(self, call: Call) -> int:
+        return len(self.client_rows[call.client])
+
     def perform(self, calls: Sequence[Call], weights: torch.Tensor) -> list[Outcome]:
         self.asked.append(len(calls))
         return [self.visit(call, weights) for call in calls]
 
     def visit(self, call: Call, weights: torch.Tensor) -> Outcome:
-        time.sleep(0.002 * len(self.client_rows[call.client]))
+        time.sleep(0.002 * self.work(call))
         if call.client == 98:
             os.kill(os.getpid(), signal.SIGKILL)
         if call.client == 99:

@@ -86,7 +86,7 @@ def test_one_two_and_four_ranks_give_the_same_bytes(in_ranks, method):
     def work(group: RankGroup) -> Any:
         def executor(visitor):
             own = InProcess(visitor)
-            return Ranks(own, group, lambda job: len(visitor.client_rows[job.client]), CPU)
+            return Ranks(own, group, visitor.work, CPU)
 
         federation = small(*METHODS[method](), executor=executor)
         records = federation.run()

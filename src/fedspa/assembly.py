@@ -132,7 +132,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     )
     executor = _executor(plan, visitor, origin, launch)
     if group.size > 1:
-        executor = Ranks(executor, group, lambda job: len(rows.train[job.client]), fabric.device)
+        executor = Ranks(executor, group, visitor.work, fabric.device)
     loop = FederatedLoop(visitor, executor, settings.federation, settings.eval, origin, on_visit)
     return Federation(loop, visitor, executor, group, space, data, rows, local_models, curves)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
 
 from fedspa.data.batches import Pixels
 from fedspa.engines.base import Engine
-from fedspa.methods.base import ClientState, Method
+from fedspa.methods.base import ClientState
 from fedspa.records import Spread
 
 Metric = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
@@ -20,11 +22,33 @@ Scores = dict[str, np.ndarray]
 """By metric: float64, one score in percent a client, in the order of the clients asked for."""
 
 
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model that the server can make by itself after a round."""
+
+    kind: str
+    """global, or personal."""
+    state: ClientState = None
+    """Of the client whose personal model it is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Showing:
+    """A job: one batch of images is shown to a model. What it sees is fixed here, and not by who does the job, so
+    that rounding is the same however many processes share the tests."""
+
+    model: Model
+    evaluator: int
+    """Which of the evaluators holds the images."""
+    rows: np.ndarray
+    """int64 [n], at most a batch."""
+
+
 class Evaluator:
     """Tests models on the clients' rows of one set of images.
 
-    A model that several clients share is run once, over the union of their images: the global model of a
-    whole federation costs one pass over the test set.
+    A model that several clients share sees each of their images once: the global model of a whole federation
+    costs one pass over the test set.
     """
 
     def __init__(
@@ -42,36 +66,35 @@ class Evaluator:
 
     def one(self, weights: torch.Tensor, clients: Sequence[int]) -> Scores:
         """Scores of one model [total] for each of `clients`."""
-        return self._score(self._predict(weights, clients), clients)
+        return self.score([(clients, self.predict(weights, self._union(clients)))])
 
-    def personal(self, method: Method, weights: torch.Tensor, states: Sequence[ClientState]) -> Scores:
-        """Scores of every client's personal model; clients that share a state share a model."""
-        sharers: dict[int, list[int]] = {}
-        for client, state in enumerate(states):
-            sharers.setdefault(id(state), []).append(client)
-        predicted: dict[int, torch.Tensor] = {}
-        for clients in sharers.values():
-            model = method.personal(weights, states[clients[0]])
-            predicted.update(zip(clients, self._predict(model, clients), strict=True))
-        everyone = range(len(states))
-        return self._score([predicted[client] for client in everyone], everyone)
+    def batches(self, clients: Sequence[int]) -> list[np.ndarray]:
+        """The images of clients, each once and in order, cut into batches: int64 [n] each."""
+        union = self._union(clients)
+        return np.split(union, range(self._batch_size, len(union), self._batch_size))
 
-    def _predict(self, weights: torch.Tensor, clients: Sequence[int]) -> list[torch.Tensor]:
-        """The classes that one model predicts for each client's images, each image looked at once."""
-        rows = [self._rows[client] for client in clients]
-        union = np.unique(np.concatenate(rows))
-        classes = self._engine.predict(weights, self._pixels, torch.from_numpy(union), self._batch_size)
-        return [classes[torch.from_numpy(np.searchsorted(union, own)).to(classes.device)] for own in rows]
+    def predict(self, weights: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+        """The classes that a model [total] predicts for the images of `rows`: int64 [n], on the device."""
+        return self._engine.predict(weights, self._pixels, torch.from_numpy(rows), self._batch_size)
 
-    def _score(self, predicted: Sequence[torch.Tensor], clients: Sequence[int]) -> Scores:
-        labels = self._pixels.labels
-        targets = [labels[torch.from_numpy(self._rows[client]).to(labels.device)] for client in clients]
+    def score(self, told: Iterable[tuple[Sequence[int], torch.Tensor]]) -> Scores:
+        """Scores of the clients of each model, from what it predicts for all their `batches` (int64 [n])."""
+        labels, predicted, targets = self._pixels.labels, [], []
+        for clients, classes in told:
+            union = self._union(clients)
+            for client in clients:
+                own = self._rows[client]
+                predicted.append(classes[torch.from_numpy(np.searchsorted(union, own)).to(classes.device)])
+                targets.append(labels[torch.from_numpy(own).to(labels.device)])
         padded_targets = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=-1)
-        padded = torch.nn.utils.rnn.pad_sequence(list(predicted), batch_first=True)
+        padded = torch.nn.utils.rnn.pad_sequence(predicted, batch_first=True)
         return {
             name: metric(padded, padded_targets, self._classes).double().cpu().numpy()
             for name, metric in self._metrics.items()
         }
+
+    def _union(self, clients: Sequence[int]) -> np.ndarray:
+        return np.unique(np.concatenate([self._rows[client] for client in clients]))
 
 
 def score_one(evaluators: Iterable[Evaluator], weights: torch.Tensor, clients: Sequence[int]) -> Scores:
@@ -79,11 +102,37 @@ def score_one(evaluators: Iterable[Evaluator], weights: torch.Tensor, clients: S
     return {k: v for evaluator in evaluators for k, v in evaluator.one(weights, clients).items()}
 
 
-def score_personal(
-    evaluators: Iterable[Evaluator], method: Method, weights: torch.Tensor, states: Sequence[ClientState]
-) -> Scores:
-    """Scores of every client's personal model, on every set of images."""
-    return {k: v for evaluator in evaluators for k, v in evaluator.personal(method, weights, states).items()}
+def score_models(
+    evaluators: Sequence[Evaluator],
+    models: Sequence[tuple[Model, Sequence[int]]],
+    count: int,
+    run: Callable[[Sequence[Showing]], Iterable[torch.Tensor]],
+) -> dict[str, Scores]:
+    """Scores by kind of model, on every set of images.
+
+    Args:
+        models: each with the clients that it is a model of; of a kind, a client has at most one.
+        count: how many clients there are; those without a model of a kind have no score (NaN) of that kind.
+        run: has the jobs done and gives what `Evaluator.predict` says to each, in their order.
+    """
+    tests = [
+        (model, clients, number, evaluator.batches(clients))
+        for model, clients in models
+        for number, evaluator in enumerate(evaluators)
+    ]
+    jobs = [Showing(model, number, rows) for model, _, number, batches in tests for rows in batches]
+    answers = iter(run(jobs))
+    told: dict[tuple[str, int], list[tuple[Sequence[int], torch.Tensor]]] = {}
+    for model, clients, number, batches in tests:
+        classes = torch.cat(list(islice(answers, len(batches))))
+        told.setdefault((model.kind, number), []).append((clients, classes))
+    scores: dict[str, Scores] = {}
+    for (kind, number), by_model in told.items():
+        whose = np.concatenate([clients for clients, _ in by_model])
+        for metric, values in evaluators[number].score(by_model).items():
+            scores.setdefault(kind, {})[metric] = np.full(count, np.nan)
+            scores[kind][metric][whose] = values
+    return scores
 
 
 def spread(scores: np.ndarray) -> Spread:

@@ -56,7 +56,7 @@ class Workers:
 
     def __init__(self, visitor: Visitor, count: int, parameters: int, dtype: torch.dtype) -> None:
         """`count` processes; `parameters` and `dtype` of the global weights."""
-        self._sizes = [len(rows) for rows in visitor.client_rows]
+        self._work = visitor.work
         # Anonymous memory is not bounded by the size of /dev/shm, which is 64 MB in many a container.
         self._weights = torch.frombuffer(mmap.mmap(-1, parameters * dtype.itemsize), dtype=dtype)
         context = multiprocessing.get_context("fork")
@@ -74,14 +74,14 @@ class Workers:
             self._processes.append(process)
 
     def run(self, jobs: Sequence[Job], weights: torch.Tensor) -> Iterator[Any]:
-        """The largest clients are begun first, so that no worker ends long after the others.
+        """The largest jobs are begun first, so that no worker ends long after the others.
 
         A job's exception is raised in its turn, as `InProcess` does. Raises `UserError` where a worker dies.
         """
         for link in list(self._due):  # of jobs that were given up, after an exception; they read the weights
             self._receive(link)
         self._weights.copy_(weights)
-        waiting = sorted(range(len(jobs)), key=lambda index: self._sizes[jobs[index].client])
+        waiting = sorted(range(len(jobs)), key=lambda index: self._work(jobs[index]))
         answers: dict[int, Any] = {}
         for link in self._links[: len(jobs)]:
             self._send(link, waiting.pop(), jobs)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from fedspa.clock import Clock
 from fedspa.errors import UserError
-from fedspa.evaluation import Scores, score_one, score_personal, spread
+from fedspa.evaluation import Model, Scores, score_models, spread
 from fedspa.events import RoundEvents
 from fedspa.executor import Executor
 from fedspa.faults import Fault, FaultModel
@@ -221,12 +222,18 @@ class FederatedLoop:
 
     def _test(self, state: FederationState) -> None:
         """Test every client's global and personal model, where the method has them."""
-        everyone, evaluators = range(self._federation.clients), self._visitor.evaluators
+        count = self._federation.clients
+        models: list[tuple[Model, Sequence[int]]] = []
         if "global" in self._method.kinds:
-            state.scores["global"] = score_one(evaluators, state.weights, everyone)
+            models.append((Model("global"), range(count)))
         if "personal" in self._method.kinds:
-            states = [self.client_state(client, state) for client in everyone]
-            state.scores["personal"] = score_personal(evaluators, self._method, state.weights, states)
+            sharers: dict[int, tuple[Model, list[int]]] = {}  # clients with one state have one model
+            for client in range(count):
+                own = self.client_state(client, state)
+                sharers.setdefault(id(own), (Model("personal", own), []))[1].append(client)
+            models += sharers.values()
+        run = partial(self._executor.run, weights=state.weights)
+        state.scores |= score_models(self._visitor.evaluators, models, count, run)
 
     def finetune(self, epochs: int) -> Scores:
         """Scores after every client trained a copy of the final global weights once more, by metric."""

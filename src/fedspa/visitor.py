@@ -13,7 +13,7 @@ import torch
 from fedspa.clock import Clock
 from fedspa.costs import NetworkCosts
 from fedspa.engines.base import Engine
-from fedspa.evaluation import Evaluator, Scores, score_one
+from fedspa.evaluation import Evaluator, Scores, Showing, score_one
 from fedspa.faults import Fault, damage
 from fedspa.link import Link, UpdateRefused
 from fedspa.lockstep import Dialogue, converse
@@ -52,8 +52,8 @@ class FineTuning:
     epochs: int
 
 
-Job: TypeAlias = Call | FineTuning
-"""What a client can be asked to do."""
+Job: TypeAlias = Call | FineTuning | Showing
+"""What can be done by whoever has the network, the data and the global weights."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +101,29 @@ class Visitor:
 
     def perform(self, jobs: Sequence[Job], weights: torch.Tensor) -> list[Any]:
         """Do jobs side by side from the global weights [total]: the outcome of each visit (or what was lost of it), the
-        scores of each fine-tuning, in the order of the jobs."""
-        clocks = [Clock() for _ in jobs]
-        dialogues = [self._job(job, weights, clock) for job, clock in zip(jobs, clocks, strict=True)]
+        scores of each fine-tuning, the classes predicted in each showing, in the order of the jobs."""
+        showings = [job for job in jobs if isinstance(job, Showing)]
+        if showings:  # jobs of one kind come together
+            return [self._show(job, weights) for job in showings]
+        trainings = [job for job in jobs if not isinstance(job, Showing)]
+        clocks = [Clock() for _ in trainings]
+        dialogues = [self._train(job, weights, clock) for job, clock in zip(trainings, clocks, strict=True)]
         return converse(dialogues, self.engine, clocks)
 
-    def _job(self, job: Job, weights: torch.Tensor, clock: Clock) -> Dialogue[Any]:
-        return (
-            self._visit(job, weights, clock) if isinstance(job, Call) else self._finetune(job, weights, clock)
-        )
+    def work(self, job: Job) -> int:
+        """How many images a job goes through in a pass; of jobs of one kind, the larger one takes longer."""
+        return len(job.rows if isinstance(job, Showing) else self.client_rows[job.client])
+
+    def _show(self, job: Showing, weights: torch.Tensor) -> torch.Tensor:
+        """The classes that the job's model, made of the global weights [total], predicts: int64 [n]."""
+        personal = job.model.kind == "personal"
+        model = self.method.personal(weights, job.model.state) if personal else weights
+        return self.evaluators[job.evaluator].predict(model, job.rows)
+
+    def _train(self, job: Call | FineTuning, weights: torch.Tensor, clock: Clock) -> Dialogue[Any]:
+        if isinstance(job, Call):
+            return self._visit(job, weights, clock)
+        return self._finetune(job, weights, clock)
 
     def _visit(self, call: Call, weights: torch.Tensor, clock: Clock) -> Dialogue[Outcome | Lost]:
         """Visit a client from the global weights [total], and test its local model while it is at hand.
