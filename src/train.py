@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedspa.cli import main
+from fedspa.cli import folder_is_given, log_into, main
 from fedspa.config import Plan
+from fedspa.resuming import place
 
 
 def train(plan: Plan, folder: Path) -> None:
@@ -16,10 +17,15 @@ def train(plan: Plan, folder: Path) -> None:
         from fedspa.dry_run import listing
 
         print(listing({plan.settings.name: plan}))
-    else:
-        from fedspa.experiment import run
+        return
+    found = place(plan, folder, given=folder_is_given())
+    if found.finished:
+        print(f"Finished already: {found.folder}")
+        return
+    log_into(found.folder)
+    from fedspa.experiment import run
 
-        run(plan, folder)
+    run(plan, found.folder)
 
 
 if __name__ == "__main__":

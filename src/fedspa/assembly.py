@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,27 +25,17 @@ from fedspa.executor import Executor, InProcess, Workers, can_fork, usable_cores
 from fedspa.federation import FederatedLoop
 from fedspa.launch import ALONE, Launch
 from fedspa.link import Link
+from fedspa.local_models import LocalModels
 from fedspa.masks.initial import InitialMasks
 from fedspa.masks.packed import PackedMask
 from fedspa.memory import keep_freed_memory
 from fedspa.methods.base import Origin, Visit
 from fedspa.models.initialise import seeded
 from fedspa.ranks import RankGroup, Ranks
+from fedspa.records import VALIDATION
 from fedspa.theory import TheoremCurves
 from fedspa.visitor import Call, Visitor
 from fedspa.weights import ParameterSpace
-
-
-class LocalModel(NamedTuple):
-    """Weights at rest: the values of those that are not zero, and where they are."""
-
-    values: torch.Tensor
-    held: PackedMask
-
-    @classmethod
-    def pack(cls, weights: torch.Tensor) -> LocalModel:
-        """Pack weights [total] without loss."""
-        return cls(weights[weights != 0].cpu(), PackedMask.pack(weights != 0))
 
 
 @dataclass(frozen=True)
@@ -59,10 +50,23 @@ class Federation:
     space: ParameterSpace
     data: ImageData
     rows: ClientRows
-    local_models: dict[int, LocalModel]
+    local_models: LocalModels | None
     """With `save.local`: each visited client's weights after its last visit."""
     curves: TheoremCurves | None
     """With `theory.every`: what is remembered for the curves of Theorem 1."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that lives from round to round."""
+        return {name: part.state_dict() for name, part in self._parts()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave in another process."""
+        for name, part in self._parts():
+            part.load_state_dict(state[name])
+
+    def _parts(self) -> Iterator[tuple[str, Any]]:
+        named = {"loop": self.loop, "local_models": self.local_models, "curves": self.curves}
+        return ((name, part) for name, part in named.items() if part)
 
 
 def build(plan: Plan, launch: Launch = ALONE) -> Federation:
@@ -107,16 +111,15 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
 
     evaluators = [evaluator(pixels(data.test, Augmentation()), rows.test)]
     if source.val_fraction:
-        evaluators.append(evaluator(train_pixels, rows.val, "val_"))
+        evaluators.append(evaluator(train_pixels, rows.val, VALIDATION))
 
-    local_models: dict[int, LocalModel] = {}
+    local_models = LocalModels() if settings.save.local else None
     curves = TheoremCurves(settings.theory.every) if settings.theory.every else None
 
     def on_visit(call: Call, weights: torch.Tensor, visit: Visit) -> None:
-        if settings.save.local:
-            local_models[call.client] = LocalModel.pack(visit.local)
-        if curves:
-            curves.remember(call, weights, visit)
+        for keeper in (local_models, curves):
+            if keeper:
+                keeper.remember(call, weights, visit)
 
     visitor = Visitor(
         seed=settings.seed,

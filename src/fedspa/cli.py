@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 import traceback
@@ -23,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedspa.config import Plan, check, config_dir, explain, register
 from fedspa.errors import UserError, nearest
+from fedspa.interruption import PREEMPTED, Preempted, preemptible
 from fedspa.launch import launched
 from fedspa.settings import Config
 from fedspa.streams import ReaderGone, ends_with_its_reader
@@ -42,7 +44,8 @@ def main(task: Task, schema: type[Config] = Config) -> int:
 
     `schema`: the settings of this command, those of a run and perhaps some of its own.
     Returns the exit code: 0, done; 1, fedspa has a bug, whose traceback is shown; 2, a mistake of the user,
-    told in one sentence (under HYDRA_FULL_ERROR=1 with its traceback); 130, stopped by Ctrl-C; 141, stopped since
+    told in one sentence (under HYDRA_FULL_ERROR=1 with its traceback); 75, preempted by SIGTERM or SIGUSR1, to be
+    resumed; 130, stopped by Ctrl-C; 141, stopped since
     nobody reads standard output any more. After several jobs, the highest of theirs. Of several ranks all do so,
     and the first speaks.
     """
@@ -74,19 +77,23 @@ def main(task: Task, schema: type[Config] = Config) -> int:
         finally:
             with suppress(OSError):  # Hydra made the folder; it stays if anything was written to it
                 folder.rmdir()
+                if not folder_is_given():
+                    folder.parent.rmdir()  # the day's
 
     try:
         if {"-m", "--multirun"} & set(sys.argv[1:]) and (ranks := launched().size) > 1:
             raise UserError(
                 f"-m starts runs one after another, but here are {ranks} ranks for one run: leave out one."
             )
-        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(job)()
+        with preemptible():
+            hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(job)()
     except ReaderGone:
         raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        preempted = isinstance(stop, Preempted)
         if launched().main:
-            print("Stopped.", file=sys.stderr)
-        return 130
+            print("Preempted: resume=auto goes on." if preempted else "Stopped.", file=sys.stderr)
+        return PREEMPTED if preempted else 130
     except SystemExit as end:
         return int(end.code or 0)
     except UserError as error:
@@ -100,6 +107,20 @@ def main(task: Task, schema: type[Config] = Config) -> int:
     except OSError as error:  # from making the folder of a run
         return report(unwritable(error), show_traceback)
     return 0
+
+
+def folder_is_given() -> bool:
+    """Whether the user, or a sweep, chose the folder of this run, which otherwise a date and a time name."""
+    command = HydraConfig.get()
+    chosen = any(override.startswith("hydra.run.dir=") for override in command.overrides.hydra)
+    return chosen or command.mode == RunMode.MULTIRUN
+
+
+def log_into(folder: Path) -> None:
+    """Have Hydra's log file in this folder, should there be anything to log."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler) and handler.stream is None:  # not begun yet
+            handler.baseFilename = str(folder.resolve() / Path(handler.baseFilename).name)
 
 
 def report(error: Exception, show_traceback: bool) -> int:

@@ -181,10 +181,44 @@ def config_hash(resolved: dict[str, Any]) -> str:
 
     Left out: the run's name, where data lies, what computes, and what is logged or kept.
     """
-    left_out = ("name", "hardware", "engine", "loggers", "save", "theory", "dry_run")
+    content = _decisive(resolved)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _decisive(resolved: dict[str, Any]) -> dict[str, Any]:
+    left_out = ("name", "hardware", "engine", "loggers", "save", "theory", "dry_run", "checkpoint", "resume")
     content = {f.name: resolved[f.name] for f in fields(Config) if f.name not in left_out}
     content["dataset"] = {key: value for key, value in resolved["dataset"].items() if key != "path"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    return content
+
+
+def what_differs(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Why a run with the resolved config `now` cannot go on where one with `before` stopped: "seed (0 there, 1 here)".
+
+    Beside what decides results: what a run gathers from its first round on, and the type of its numbers.
+    """
+
+    def flat(node: Any, name: str) -> dict[str, Any]:
+        if not isinstance(node, dict):
+            return {name: node}
+        return {
+            k: v
+            for key, part in node.items()
+            for k, v in flat(part, f"{name}.{key}" if name else key).items()
+        }
+
+    def compared(config: dict[str, Any]) -> dict[str, Any]:
+        gathered = {"save": {"local": config["save"]["local"]}, "theory": config["theory"]}
+        return flat(
+            {**_decisive(config), **gathered, "hardware": {"precision": config["hardware"]["precision"]}}, ""
+        )
+
+    try:
+        one, other = compared(before), compared(now)
+    except (KeyError, TypeError):  # a config of another version
+        return ["settings that another version of fedspa wrote"]
+    keys = [key for key in one | other if one.get(key) != other.get(key) or (key in one) != (key in other)]
+    return [f"{key} ({one.get(key)} there, {other.get(key)} here)" for key in keys]
 
 
 def build_model(plan: Plan, channels: int, image_size: int, classes: int) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import mmap
 import multiprocessing
@@ -17,8 +18,12 @@ from typing import Any, Protocol
 import torch
 
 from fedspa.errors import UserError
+from fedspa.interruption import SIGNALS
 from fedspa.memory import keep_freed_memory
 from fedspa.visitor import Job, Visitor
+
+_PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
 
 
 class Executor(Protocol):
@@ -67,7 +72,7 @@ class Workers:
         for _ in range(count):
             here, there = context.Pipe()
             self._links.append(here)
-            args = (visitor, self._weights, there, list(self._links))
+            args = (visitor, self._weights, there, list(self._links), os.getpid())
             process = context.Process(target=_work, args=args, daemon=True)
             process.start()
             there.close()
@@ -126,21 +131,24 @@ class Workers:
     def close(self) -> None:
         """End the workers, busy or not."""
         for process in self._processes:
-            process.terminate()
+            process.kill()  # they ignore what asks to end
         for process in self._processes:
             process.join()
         for link in self._links:
             link.close()
 
 
-def _work(visitor: Visitor, weights: torch.Tensor, link: Connection, parents: Sequence[Connection]) -> None:
+def _work(
+    visitor: Visitor, weights: torch.Tensor, link: Connection, parents: Sequence[Connection], parent: int
+) -> None:
     """A worker's life: take a job, answer with its outcome or with the exception it raised.
 
     `parents`: the parent's ends of pipes that came along with the fork. While anybody holds the parent's end of
-    `link`, the link does not close when the parent dies.
+    `link`, the link does not close when the parent dies. `parent`: its process id.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in SIGNALS:  # they reach the whole group; the parent decides what to do, and ends us
+        signal.signal(number, signal.SIG_IGN)
+    _die_with(parent)
     for end in parents:
         end.close()
     torch.set_num_threads(1)
@@ -168,6 +176,13 @@ def _portable(error: Exception) -> Exception:
         error = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
     error.add_note("In a worker process:\n" + "".join(traceback.format_tb(error.__traceback__)))
     return error
+
+
+def _die_with(parent: int) -> None:
+    """Have Linux kill this process once its parent is gone, however that ends; at once if it is gone already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 class _Pickler(pickle.Pickler):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,65 +12,141 @@ import numpy as np
 
 from fedspa import __version__
 from fedspa.assembly import Federation, build
+from fedspa.checkpoint import Checkpoints
 from fedspa.config import Plan
 from fedspa.evaluation import spread
+from fedspa.interruption import Interruptions
 from fedspa.launch import launched
 from fedspa.masks.packed import PackedMask
 from fedspa.partition.base import label_counts, partition_hash
-from fedspa.records import ACCURACY, ClientRow, RunInfo, RunResult
+from fedspa.records import ACCURACY, VALIDATION, ClientRow, RunInfo, RunResult
+from fedspa.resuming import CHECKPOINTS, occupied, refuse_others
+from fedspa.run_state import Part, RunState
 from fedspa.summary import History
 from fedspa.tracking.console import ConsoleView
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.run_folder import RunFolder
 
+log = logging.getLogger(__name__)
+
 
 def run(plan: Plan, folder: Path) -> dict[str, Any]:
     """Run what the plan says, leave the results in `folder`, and return the summary.
 
+    With `resume` it goes on from the newest checkpoint in the folder, if one can be read; else it begins anew there.
+
     Raises `UserError` where the data or the network shows that the plan cannot work; that is before training
-    starts and before any tracker has begun. A run that ends early is told so to its trackers: FAILED, or
-    KILLED after Ctrl-C. Under torchrun or SLURM all ranks run this; the first one tracks, into its folder.
+    starts and before any tracker has begun. A run that ends early saves its last complete round, and its trackers
+    are told: FAILED, or KILLED after Ctrl-C or a preemption. Under torchrun or SLURM all ranks run this; the first
+    one tracks and saves, into its folder.
     """
-    begin = time.perf_counter()
-    federation = build(plan, launched())
-    group = federation.group
-    info = describe(plan, federation, group.broadcast(folder))
-    everyone = {"run_folder": RunFolder(), "console_view": ConsoleView(), **plan.loggers}
-    trackers = Trackers(everyone if group.main else {})
-    try:
-        with group.together():
-            trackers.start(info)
-        history = History(plan.settings.eval.targets, plan.settings.eval.final_rounds)
-        for record in federation.loop.rounds():
-            history.add(record)
-            with group.together():
-                trackers.round(record)
-        scores = {kind: by_metric[ACCURACY] for kind, by_metric in federation.loop.state.scores.items()}
-        finetuned = None
-        if plan.settings.finetune.epochs and "global" in plan.method.kinds:
-            scores["finetuned"] = federation.loop.finetune(plan.settings.finetune.epochs)[ACCURACY]
-            finetuned = spread(scores["finetuned"])
-        summary = history.summary(info, finetuned, time.perf_counter() - begin)
+    with Interruptions() as interruptions, ExitStack() as stack:
+        with interruptions.allowed():
+            federation = build(plan, launched())
+        stack.callback(federation.group.close)
+        stack.callback(federation.executor.close)
+        group, folder = federation.group, federation.group.broadcast(folder)
         with group.together():
             if group.main:
-                trackers.finish(result(federation, scores, summary))
-    except KeyboardInterrupt:
-        trackers.abort("KILLED", "interrupted")
-        raise
-    except BaseException as error:
-        trackers.abort("FAILED", str(error) or type(error).__name__)
-        raise
-    finally:
-        federation.executor.close()
-        group.close()
-    return summary
+                stack.enter_context(occupied(folder))
+        return _Run(plan, federation, folder, interruptions).run()
 
 
-def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
+class _Run:
+    """A run in its folder, which no other run can enter meanwhile."""
+
+    def __init__(
+        self, plan: Plan, federation: Federation, folder: Path, interruptions: Interruptions
+    ) -> None:
+        self._plan, self._federation, self._group = plan, federation, federation.group
+        self._interruptions = interruptions
+        settings = plan.settings
+        self._checkpoints = Checkpoints(
+            folder / CHECKPOINTS,
+            settings.checkpoint.keep if self._group.main else 0,
+            settings.checkpoint.every,
+        )
+        saved = self._saved(folder)
+        self._info = describe(plan, federation, folder, saved["round"] if saved else 0)
+        self._folder = RunFolder(replace=settings.resume is not None)
+        everyone = {"run_folder": self._folder, "console_view": ConsoleView(), **plan.loggers}
+        self._trackers = Trackers(everyone if self._group.main else {})
+        self._history = History(settings.eval.targets, settings.eval.final_rounds)
+        parts: dict[str, Part] = {
+            "federation": federation,
+            "history": self._history,
+            "trackers": self._trackers,
+        }
+        self._state = RunState(plan.resolved, self._info.partition_hash, parts)
+        if saved:
+            self._state.load(saved)
+
+    def _saved(self, folder: Path) -> dict[str, Any] | None:
+        """What the run goes on from, the same on every rank."""
+        saved = None
+        with self._group.together():
+            if self._group.main and self._plan.settings.resume is not None:
+                saved = self._checkpoints.newest()
+                if saved:
+                    refuse_others(self._plan, saved["config"], folder)
+        return self._group.broadcast(saved)
+
+    def run(self) -> dict[str, Any]:
+        """All that is left to do."""
+        try:
+            with self._group.together():
+                self._trackers.start(self._info)
+            self._state.completed(self._info.completed)
+            self._write()
+            for record in self._interruptions.each(self._federation.loop.rounds()):
+                self._history.add(record)
+                with self._group.together():
+                    self._trackers.round(record)
+                    self._state.completed(record.round, record)
+                    self._write(only_if_due=True)
+            with self._interruptions.allowed():
+                finished = self._conclude()
+            with self._group.together():
+                if self._group.main:
+                    self._trackers.finish(finished)
+                    self._checkpoints.clear()
+        except BaseException as error:
+            self._save_and_abort(error)
+            raise
+        return finished.summary
+
+    def _conclude(self) -> RunResult:
+        """What follows the last round: fine-tuning, and the results."""
+        loop, epochs = self._federation.loop, self._plan.settings.finetune.epochs
+        scores = {kind: by_metric[ACCURACY] for kind, by_metric in loop.state.scores.items()}
+        finetuned = None
+        if epochs and "global" in self._plan.method.kinds:
+            scores["finetuned"] = loop.finetune(epochs)[ACCURACY]
+            finetuned = spread(scores["finetuned"])
+        summary = self._history.summary(self._info, finetuned, self._state.seconds)
+        return result(self._federation, scores, summary)
+
+    def _write(self, *, only_if_due: bool = False) -> None:
+        """Write a checkpoint, after the rows that it counts on."""
+        if not only_if_due or self._state.due(self._checkpoints):
+            self._folder.sync()
+            self._state.write(self._checkpoints)
+
+    def _save_and_abort(self, error: BaseException) -> None:
+        """Of what goes wrong now it is only told, so that the run's own reason to end is not lost."""
+        try:
+            self._write()
+        except Exception as another:
+            log.warning("The last complete round could not be saved: %s", another)
+        status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+        self._trackers.abort(status, str(error) or type(error).__name__)
+
+
+def describe(plan: Plan, federation: Federation, folder: Path, completed: int) -> RunInfo:
     """What is known before the first round."""
     settings, rows = plan.settings, federation.rows
     held = [np.sort(np.concatenate(parts)) for parts in zip(rows.train, rows.val, strict=True)]
-    prefixes = ("", "val_") if plan.dataset.val_fraction else ("",)
+    prefixes = ("", VALIDATION) if plan.dataset.val_fraction else ("",)
     return RunInfo(
         folder=folder,
         config=plan.resolved,
@@ -88,6 +165,7 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
         extras=tuple(plan.mask.describe(0)) if plan.mask else (),
         engine=federation.visitor.engine.name,
         compile_seconds=federation.visitor.engine.compile_seconds,
+        completed=completed,
     )
 
 
@@ -123,10 +201,6 @@ def result(federation: Federation, scores: dict[str, np.ndarray], summary: dict[
         clients=clients,
         weights={name: tensor.cpu() for name, tensor in space.items(state.weights)},
         masks={str(client): mask.bits for client, mask in masks.items()},
-        local_weights={
-            f"{client}.{part}": tensor
-            for client, model in sorted(federation.local_models.items())
-            for part, tensor in (("values", model.values), ("mask", model.held.bits))
-        },
+        local_weights=federation.local_models.tensors() if federation.local_models else {},
         theory=theory,
     )

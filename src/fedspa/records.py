@@ -27,6 +27,9 @@ Worker processes add up: their train, search and evaluate together can be more t
 ACCURACY = "accuracy"
 """The metric that summaries and tables are about; every run has it."""
 
+VALIDATION = "val_"
+"""How the names of scores on validation rows begin: the only ones that may select anything."""
+
 SEED_BYTES = 8
 """A random mask travels as the seed that draws it."""
 

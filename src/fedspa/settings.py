@@ -184,6 +184,22 @@ class SaveSettings:
 
 
 @dataclass
+class CheckpointSettings:
+    """What a run that is broken off goes on from; see docs/reliability.md."""
+
+    every: int | None = None
+    """Rounds between two checkpoints; null: as often as writing them takes under 2 % of the time. One is written at
+    the start too, and where a run is preempted or fails."""
+    keep: int = 2
+    """How many of the newest stay until the run has ended well; 0: none is ever written."""
+
+    def __post_init__(self) -> None:
+        if self.every is not None:
+            check_range("checkpoint.every", self.every, low=1)
+        check_range("checkpoint.keep", self.keep, low=0)
+
+
+@dataclass
 class Config:
     """The whole config. The groups are filled by the YAML files of conf/."""
 
@@ -201,6 +217,9 @@ class Config:
     dry_run: bool = False
     """Say what the run would cost, and run nothing."""
     theory: TheorySettings = field(default_factory=TheorySettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    resume: str | None = None
+    """Go on with a run that was broken off: that in this folder, or with auto the newest of the same settings."""
     trusted_packages: list[str] = field(default_factory=list)
     """Packages beside fedspa whose classes a config may name as `_target_`."""
     dataset: dict[str, Any] = field(default_factory=dict)

@@ -21,7 +21,18 @@ from omegaconf import OmegaConf
 from fedspa.config import config_dir
 from fedspa.errors import UserError
 
-NEUTRAL = ("sweep", "dataset.path", "logger", "loggers", "hardware", "engine", "name", "dry_run")
+NEUTRAL = (
+    "sweep",
+    "dataset.path",
+    "logger",
+    "loggers",
+    "hardware",
+    "engine",
+    "name",
+    "dry_run",
+    "checkpoint",
+    "resume",
+)
 """Settings that change neither a run's results nor what it leaves in its folder."""
 LONGEST_NAME = 200
 """File systems allow 255 bytes."""

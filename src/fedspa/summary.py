@@ -8,7 +8,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from fedspa.records import ACCURACY, KINDS, PHASES, RoundRecord, RunInfo, Spread
+from fedspa.records import ACCURACY, KINDS, PHASES, Costs, RoundRecord, RunInfo, Spread
 
 
 def mean_spread(spreads: Sequence[Spread]) -> Spread:
@@ -38,11 +38,33 @@ class History:
         self._reached: dict[str, dict[float, int | None]] = {}
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._samples = 0
-        self._last: RoundRecord | None = None
+        self._costs = self._dense_costs = Costs()
+        self._events: dict[str, int] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "final": [{kind: asdict(spread) for kind, spread in spreads.items()} for spreads in self._final],
+            "reached": {kind: dict(reached) for kind, reached in self._reached.items()},
+            "seconds": dict(self._seconds),
+            "samples": self._samples,
+            "costs": asdict(self._costs),
+            "dense_costs": asdict(self._dense_costs),
+            "events": dict(self._events),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._final.clear()
+        for spreads in state["final"]:
+            self._final.append({kind: Spread(**values) for kind, values in spreads.items()})
+        self._reached = {kind: dict(reached) for kind, reached in state["reached"].items()}
+        self._seconds, self._samples = dict(state["seconds"]), state["samples"]
+        self._costs, self._dense_costs = Costs(**state["costs"]), Costs(**state["dense_costs"])
+        self._events = dict(state["events"])
 
     def add(self, record: RoundRecord) -> None:
         """Take note of one round."""
-        self._last = record
+        self._costs, self._dense_costs = record.total_costs, record.dense_costs
+        self._events = dict(record.total_events)
         self._samples += record.samples
         for phase, seconds in record.seconds.items():
             self._seconds[phase] += seconds
@@ -58,15 +80,13 @@ class History:
 
     def summary(self, info: RunInfo, finetuned: Spread | None, total_seconds: float) -> dict[str, Any]:
         """The summary of a finished run; accuracies in percent, traffic in bytes, by kind of model."""
-        last = self._last
-        assert last is not None
         final: dict[str, Spread | None] = {
             kind: mean_spread([spreads[kind] for spreads in self._final if kind in spreads])
             for kind in KINDS
             if any(kind in spreads for spreads in self._final)
         }
         final["finetuned"] = finetuned
-        costs, dense = last.total_costs, last.dense_costs
+        costs, dense = self._costs, self._dense_costs
         accuracy = {kind: final.get(kind) for kind in KINDS}
         return {
             **{part: info.names[part] for part in ("method", "mask", "dataset", "model", "partition")},
@@ -95,7 +115,7 @@ class History:
             },
             "engine": info.engine,
             "seconds": {**self._seconds, "compile": info.compile_seconds, "total": total_seconds},
-            "events": dict(last.total_events),
+            "events": dict(self._events),
             "samples_per_s": self._samples / self._seconds["total"],
             "config_hash": info.config_hash,
             "partition_hash": info.partition_hash,

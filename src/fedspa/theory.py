@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,6 +47,23 @@ class TheoremCurves:
         local weights of all its participants."""
         self._every = every
         self._moments: dict[int, _Moment] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "moments": {
+                t: {
+                    "weights": moment.weights,
+                    "visits": [[v.client, v.mask, v.next_mask, v.local] for v in moment.visits],
+                }
+                for t, moment in self._moments.items()
+            }
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._moments = {
+            t: _Moment(moment["weights"], [_Visited(*visited) for visited in moment["visits"]])
+            for t, moment in state["moments"].items()
+        }
 
     def remember(self, call: Call, weights: torch.Tensor, visit: Visit) -> None:
         """Take note of a visit that started from the global weights w_t [total]."""

@@ -38,13 +38,11 @@ from fedspa.records import (
     Spread,
     TheoryRow,
 )
+from fedspa.resuming import CONFIG_HASH
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-CONFIG_HASH = "# config_hash: "
-"""How config.yaml begins: the hash says whether two runs must give equal results."""
 
 STATISTICS = tuple(f.name for f in fields(Spread))
 """How a score is spread over the clients: mean, std, p10, worst_decile, min, max, clients."""

@@ -1,0 +1,213 @@
+"""A tree of plain values, arrays and masks as bytes: what a checkpoint is made of.
+
+Everything is little-endian and lies close-packed:
+
+| part | bytes | what |
+|---|---|---|
+| header | 28 | magic (8), version (4), bytes of the index (8), bytes of the data (8) |
+| index | | JSON: `tree`, in which {"$": i} stands for the i-th object; `objects`, their kind, dtype and shape |
+| data | | the objects' values, one after another |
+| checksum | 32 | BLAKE2b of all that precedes |
+
+Reading one executes nothing that it says. An object that occurs several times in the tree is stored once, and is
+one object again when it is read: clients that share a mask go on sharing it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+import struct
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from fedspa.masks.packed import PackedMask
+
+Tree: TypeAlias = Any
+"""None, bool, int, float, str, tensor, numpy array or PackedMask, in lists and in dicts with plain keys."""
+
+MAGIC, VERSION = b"FSPA-ARC", 1
+_HEADER = struct.Struct("<8sIQQ")
+_CHECKSUM_BYTES = 32
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    )
+}
+_TAG, _ITEMS = "$", "$items"
+"""In the index: an object; a dict whose keys are not all strings, or begin with the tag."""
+_KINDS = {"tensor": torch.Tensor, "array": np.ndarray, "mask": PackedMask}
+
+
+class ArchiveError(Exception):
+    """Bytes that cannot be read as an archive, in a few words: truncated, damaged, or no archive at all."""
+
+
+def pack(tree: Tree) -> bytes:
+    """The bytes of a tree. Tuples become lists; `TypeError` for anything that `Tree` does not name."""
+    file = io.BytesIO()
+    write(tree, file)
+    return file.getvalue()
+
+
+def unpack(data: bytes) -> Tree:
+    """The tree of `pack`, all tensors on the CPU. Raises `ArchiveError`."""
+    return read(io.BytesIO(data))
+
+
+def write(tree: Tree, file: BinaryIO) -> int:
+    """Write a tree; returns the number of bytes. Beside the tree it takes the memory of its largest object."""
+    objects: dict[int, tuple[int, Any]] = {}
+    plain = _encode(tree, objects)
+    entries = [_Entry.of(item) for _, item in objects.values()]
+    index = json.dumps({"tree": plain, "objects": entries}, separators=(",", ":")).encode()
+    data_bytes = sum(entry.bytes for entry in entries)
+    digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
+
+    def put(part: bytes | memoryview) -> None:
+        digest.update(part)
+        file.write(part)
+
+    put(_HEADER.pack(MAGIC, VERSION, len(index), data_bytes))
+    put(index)
+    for _, item in objects.values():
+        put(_flat(item).numpy().data)
+    file.write(digest.digest())
+    return _HEADER.size + len(index) + data_bytes + _CHECKSUM_BYTES
+
+
+def read(file: BinaryIO) -> Tree:
+    """Read a tree from the start of a file. Raises `ArchiveError`.
+
+    Nothing is allocated before the sizes that the file claims agree with each other and with its own.
+    """
+    length = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
+
+    def take(count: int) -> torch.Tensor:
+        part = torch.empty(count, dtype=torch.uint8)
+        if file.readinto(part.numpy().data) != count:  # type: ignore[attr-defined]
+            raise ArchiveError("truncated while it was read")
+        digest.update(part.numpy().data)
+        return part
+
+    if length < _HEADER.size:
+        raise ArchiveError(f"truncated: {length} bytes")
+    magic, version, index_bytes, data_bytes = _HEADER.unpack(take(_HEADER.size).numpy().tobytes())
+    if magic != MAGIC:
+        raise ArchiveError("no checkpoint of fedspa")
+    if version != VERSION:
+        raise ArchiveError(f"of format {version}, where this version of fedspa reads format {VERSION}")
+    expected = _HEADER.size + index_bytes + data_bytes + _CHECKSUM_BYTES
+    if length != expected:
+        raise ArchiveError(
+            f"{'truncated' if length < expected else 'too long'}: {length} bytes of {expected}"
+        )
+    try:
+        index = json.loads(take(index_bytes).numpy().tobytes())
+        entries = [_Entry(*entry) for entry in index["objects"]]
+        if any(entry.bytes < 0 for entry in entries) or sum(entry.bytes for entry in entries) != data_bytes:
+            raise ArchiveError("damaged: its objects do not fill it")
+        objects = [entry.object(take(entry.bytes)) for entry in entries]
+        tree = _decode(index["tree"], objects)
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        OverflowError,
+        RecursionError,
+        RuntimeError,
+    ) as error:
+        raise ArchiveError("damaged: its index makes no sense") from error
+    if file.read() != digest.digest():
+        raise ArchiveError("damaged: wrong checksum")
+    return tree
+
+
+def data_size(tree: Tree) -> int:
+    """Bytes of the objects in a tree, each counted once: nearly all that `write` will write."""
+    objects: dict[int, tuple[int, Any]] = {}
+    _encode(tree, objects)
+    return sum(_Entry.of(item).bytes for _, item in objects.values())
+
+
+class _Entry(NamedTuple):
+    """What the index says of an object."""
+
+    kind: str
+    dtype: str
+    shape: list[int]
+    """Of a mask: that of its bits."""
+    length: int | None = None
+    """Of a mask: how many parameters it covers."""
+
+    @classmethod
+    def of(cls, item: Any) -> _Entry:
+        kind = next(kind for kind, known in _KINDS.items() if isinstance(item, known))
+        values, length = (item.bits, item.length) if isinstance(item, PackedMask) else (item, None)
+        return cls(kind, str(values.dtype).removeprefix("torch."), list(values.shape), length)
+
+    @property
+    def bytes(self) -> int:
+        """Raises `KeyError`, `TypeError` or `ValueError` for what cannot be."""
+        if any(size < 0 for size in self.shape):
+            raise ValueError(self.shape)
+        return _DTYPES[self.dtype].itemsize * math.prod(self.shape)
+
+    def object(self, data: torch.Tensor) -> Any:
+        values = data.view(_DTYPES[self.dtype]).reshape(self.shape)
+        if self.kind == "tensor":
+            return values
+        if self.kind == "array":
+            return values.numpy()
+        if self.kind != "mask" or self.length is None or self.shape != [math.ceil(self.length / 8)]:
+            raise ValueError(self)
+        return PackedMask(values, self.length)
+
+
+def _flat(item: Any) -> torch.Tensor:
+    """The values of an object as they lie in an archive: uint8 on the CPU."""
+    if isinstance(item, PackedMask):
+        item = item.bits
+    values = torch.from_numpy(np.ascontiguousarray(item)) if isinstance(item, np.ndarray) else item.detach()
+    flat = values.cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8) if len(flat) else torch.empty(0, dtype=torch.uint8)  # numpy's have stride 0
+
+
+def _encode(node: Tree, objects: dict[int, tuple[int, Any]]) -> Any:
+    """The tree as JSON has it. What objects it holds are noted by id: their number and they themselves."""
+    if node is None or isinstance(node, bool | int | float | str):
+        return node
+    if isinstance(node, list | tuple):
+        return [_encode(item, objects) for item in node]
+    if isinstance(node, dict):
+        if all(isinstance(key, str) and not key.startswith(_TAG) for key in node):
+            return {key: _encode(value, objects) for key, value in node.items()}
+        if not all(key is None or isinstance(key, bool | int | float | str) for key in node):
+            raise TypeError("a checkpoint's keys must be plain values")
+        return {_ITEMS: [[key, _encode(value, objects)] for key, value in node.items()]}
+    if not isinstance(node, tuple(_KINDS.values())):
+        raise TypeError(f"{type(node).__name__} cannot be in a checkpoint")
+    number, _ = objects.setdefault(id(node), (len(objects), node))
+    return {_TAG: number}
+
+
+def _decode(node: Any, objects: list[Any]) -> Tree:
+    if isinstance(node, list):
+        return [_decode(item, objects) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if _TAG in node:
+        return objects[node[_TAG]]
+    if _ITEMS in node:
+        return {key: _decode(value, objects) for key, value in node[_ITEMS]}
+    return {key: _decode(value, objects) for key, value in node.items()}

@@ -1,0 +1,48 @@
+"""What `save.local` keeps: the weights of every visited client after its last visit, packed."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from fedspa.masks.packed import PackedMask
+from fedspa.methods.base import Visit
+from fedspa.visitor import Call
+
+
+class LocalModel(NamedTuple):
+    """Weights at rest: the values of those that are not zero, and where they are."""
+
+    values: torch.Tensor
+    held: PackedMask
+
+    @classmethod
+    def pack(cls, weights: torch.Tensor) -> LocalModel:
+        """Pack weights [total] without loss."""
+        return cls(weights[weights != 0].cpu(), PackedMask.pack(weights != 0))
+
+
+class LocalModels:
+    """The last local model of each client."""
+
+    def __init__(self) -> None:
+        self._models: dict[int, LocalModel] = {}
+
+    def remember(self, call: Call, weights: torch.Tensor, visit: Visit) -> None:
+        """Keep what a visit left."""
+        self._models[call.client] = LocalModel.pack(visit.local)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """By client: `<client>.values`, and `<client>.mask`, uint8, which of the flat weights they are."""
+        return {
+            f"{client}.{part}": tensor
+            for client, model in sorted(self._models.items())
+            for part, tensor in (("values", model.values), ("mask", model.held.bits))
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"models": {client: list(model) for client, model in self._models.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._models = {client: LocalModel(*model) for client, model in state["models"].items()}

@@ -1,0 +1,89 @@
+"""What a run remembers from round to round, as one state that is written now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from fedspa.checkpoint import Checkpoints
+from fedspa.errors import UserError
+from fedspa.records import ACCURACY, VALIDATION, RoundRecord
+
+MAIN_KINDS = ("personal", "global", "local")
+"""The best checkpoint is that of the best models of the first of these kinds that the method has."""
+
+
+class Part(Protocol):
+    """Something that lives from round to round."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class RunState:
+    """The parts of a run, their state after the last complete round, and its checkpoints.
+
+    What is written is always the state that `completed` saw last: a run that ends in the middle of a round, or
+    while its trackers write, leaves the round before.
+    """
+
+    def __init__(self, config: dict[str, Any], partition_hash: str, parts: Mapping[str, Part]) -> None:
+        """`config`, resolved, and `partition_hash` tell what run it is."""
+        self._facts, self._parts = {"config": config, "partition_hash": partition_hash}, dict(parts)
+        self._begin, self._earlier = time.perf_counter(), 0.0
+        self._state: dict[str, Any] = {}
+        self._best: float | None = None
+        self._score: float | None = None
+        self._round = self._written = -1
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began, without the time between its processes."""
+        return self._earlier + time.perf_counter() - self._begin
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from the state in a checkpoint, whose config was compared. Raises `UserError` for other data."""
+        theirs, ours = state["partition_hash"], self._facts["partition_hash"]
+        if theirs != ours:
+            raise UserError(
+                f"The checkpoint's clients hold other images (partition hash {theirs} there, {ours} here): "
+                "dataset.path must have the data that the run began with."
+            )
+        self._earlier, self._best, self._written = state["seconds"], state["best"], state["round"]
+        for name, part in self._parts.items():
+            part.load_state_dict(state["parts"][name])
+
+    def completed(self, round: int, record: RoundRecord | None = None) -> None:
+        """Take note that so many rounds are complete and told of.
+
+        `record`: of the last round; None before the first round of this process.
+        """
+        self._round, self._score = round, _selection_score(record) if record else None
+        self._state = {
+            **self._facts,
+            "round": round,
+            "seconds": self.seconds,
+            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+        }
+
+    def due(self, checkpoints: Checkpoints) -> bool:
+        """Whether it is time to write the last complete round."""
+        return checkpoints.due(self._round, self._state)
+
+    def write(self, checkpoints: Checkpoints) -> None:
+        """Write the last complete round, unless that is done."""
+        if self._round <= self._written:
+            return
+        is_best = self._score is not None and (self._best is None or self._score > self._best)
+        self._best = self._score if is_best else self._best
+        checkpoints.write(self._round, {**self._state, "best": self._best}, best=is_best)
+        self._written = self._round
+
+
+def _selection_score(record: RoundRecord) -> float | None:
+    """Mean accuracy in percent on the clients' validation rows, where there are any and this round tested them."""
+    scores = next((record.scores[kind] for kind in MAIN_KINDS if kind in record.scores), {})
+    spread = scores.get(VALIDATION + ACCURACY)
+    return spread.mean if spread else None
