@@ -128,6 +128,7 @@ def test_a_run_costs_what_was_told_to_the_byte(plan, words):
 
 def test_what_the_figures_leave_open_is_said(plan):
     assert CostReport.of(plan("partition=iid")).notes == []
+    assert CostReport.of(plan("partition=iid", "faults.dropout=0.1")).notes[0].startswith("faults: ")
     sizes, pruning = CostReport.of(plan("partition=dirichlet", "method=subfedavg")).notes
     assert "equal size" in sizes and "only known in a run" in pruning
 

@@ -111,6 +111,9 @@ class CostReport:
                 f"method={method.name} starts dense, and these are the costs of its start: "
                 "what pruning saves is only known in a run."
             )
+        faults = self.plan.settings.faults
+        if faults.dropout or faults.deadline or faults.loss or faults.corruption:
+            notes.append("faults: these are the costs without them; a client that drops out is charged less.")
         return notes
 
     def as_dict(self) -> dict[str, Any]:
