@@ -31,6 +31,7 @@ def make_run(
     visited: int | None = None,
     traffic: float = 3e6,
     flops: float = 2e9,
+    finetune: float = 0,
     masks: dict[str, list[int]] | None = None,
     **config: Any,
 ) -> Path:
@@ -98,7 +99,7 @@ def make_run(
         "clients": clients,
         "accuracy": accuracy,
         "traffic_bytes": {"down": traffic / 2, "up": traffic / 2, "masks": 0, "total": traffic},
-        "flops": {"train": flops, "search": 0, "total": flops},
+        "flops": {"train": flops, "search": 0, "total": flops, "dense_total": 4e9, "finetune": finetune},
         "version": "0.1.0",
     }
     tracker.finish(

@@ -13,6 +13,7 @@ import torch
 from fedspa.assembly import build
 from fedspa.cost_report import CostReport
 from fedspa.errors import UserError
+from fedspa.experiment import run
 
 torch.set_num_threads(1)
 
@@ -119,11 +120,28 @@ SMALL = (
 )
 def test_a_run_costs_what_was_told_to_the_byte(plan, words):
     wanted = plan(*SMALL, *words.split())
-    run, report = build(wanted), CostReport.of(wanted)
-    *_, last = run.loop.rounds()
-    assert report.client_sizes == [len(rows) for rows in run.rows.train]
+    federation, report = build(wanted), CostReport.of(wanted)
+    *_, last = federation.loop.rounds()
+    assert report.client_sizes == [len(rows) for rows in federation.rows.train]
     assert last.total_costs == report.total
     assert last.dense_costs == report.dense_total
+
+
+def test_a_summary_says_what_fine_tuning_cost_beside_the_totals(plan, tmp_path):
+    words = ("partition=dirichlet", "finetune.epochs=2", "training.drop_last=true", "training.batch_size=4")
+    wanted = plan(*SMALL, *words, "mask=rsm", "dataset.val_fraction=0.2", "logger=none")
+    summary = run(wanted, tmp_path)
+    report, rows = CostReport.of(wanted), build(wanted).rows.train
+    samples = sum(len(own) // 4 * 4 * 2 for own in rows)
+    assert len({len(own) for own in rows}) > 1
+    assert summary["flops"]["finetune"] == 3 * report.network.forward_flops() * samples
+    assert summary["flops"]["total"] == summary["flops"]["train"]
+    assert report.finetune_flops == report.as_dict()["finetune_flops"] > 0
+
+
+@pytest.mark.parametrize("words", [("method=fedavg",), ("method=local", "finetune.epochs=5")], ids=str)
+def test_without_a_global_model_or_epochs_fine_tuning_costs_nothing(plan, words):
+    assert CostReport.of(plan(*words)).finetune_flops == 0
 
 
 def test_what_the_figures_leave_open_is_said(plan):

@@ -70,6 +70,20 @@ def test_the_main_table_shows_every_kind_and_what_is_missing(small: Study) -> No
     assert "local: a client\u2019s weights right after its last training" in table.caption
 
 
+def test_what_fine_tuning_cost_is_said_where_runs_were_fine_tuned(small: Study, tmp_path: Path) -> None:
+    assert "mask search included. " in tables.main_tables(small)[0].caption
+    curves = {"global": [60, 70], "local": [60, 70], "finetuned": [70, 80]}
+    make_run(tmp_path / "tuned" / "a", curves, method="fedavg", mask="none", finetune=1e8)
+    study = study_of(tmp_path / "tuned")
+    assert "fine-tuning not (it costs 2.5 % of dense training more). " in tables.main_tables(study)[0].caption
+    write_results(tmp_path / "results.csv", study)
+    assert ",finetune_flops,,FLOPs,100000000.0,0.0,1," in (tmp_path / "results.csv").read_text()
+    # Runs of versions that did not count it:
+    make_run(tmp_path / "old" / "a", curves, method="fedavg", mask="none")
+    [table] = tables.main_tables(study_of(tmp_path / "old"))
+    assert "mask search included, fine-tuning not. " in table.caption
+
+
 def test_the_best_is_bold_and_equal_looks_are_equal(small: Study) -> None:
     dst, fedavg = markdown(tables.main_tables(small)[0]).splitlines()[2:]
     assert dst.startswith("| FedSpa (DST) | missing |")

@@ -129,7 +129,8 @@ def check(config: DictConfig) -> Plan:
         values: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise explain(error) from error
-    settings, resolved = _build("", OmegaConf.get_type(config) or Config, values)
+    schema = OmegaConf.get_type(config)  # that of the command; dict for the config that a run recorded
+    settings, resolved = _build("", Config if schema in (None, dict) else schema, values)
     trusted = settings.trusted_packages
     parts: dict[str, Any] = {}
     for group in ONE_EACH:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -56,8 +56,11 @@ class CostReport:
         """Training rows of each client, its validation rows not among them: equal shares, to within one row."""
         source, clients = self.plan.dataset, self.plan.settings.federation.clients
         share, rest = divmod(source.effective_train_size, clients)
-        held = [share + (client < rest) for client in range(clients)]
-        return [rows - held_out(rows, source.val_fraction) for rows in held]
+        return self.training_rows([share + (client < rest) for client in range(clients)])
+
+    def training_rows(self, held: Sequence[int]) -> list[int]:
+        """What is left for training of the rows that each client holds."""
+        return [rows - held_out(rows, self.plan.dataset.val_fraction) for rows in held]
 
     @cached_property
     def visits(self) -> Counter[tuple[int, bool]]:
@@ -97,6 +100,19 @@ class CostReport:
         return sum((visit(*kind) * times for kind, times in self.visits.items()), Costs())
 
     @property
+    def finetune_flops(self) -> int:
+        """The final fine-tuning of every client, which the totals leave out: 0 where there is none."""
+        return self.finetuning(self.client_sizes)
+
+    def finetuning(self, client_sizes: Sequence[int]) -> int:
+        """FLOPs of fine-tuning the dense global model for clients of so many training rows."""
+        settings = self.plan.settings
+        if "global" not in self.plan.method.kinds:
+            return 0
+        samples = [settings.training.samples(rows, settings.finetune.epochs) for rows in client_sizes]
+        return self.network.training_flops(None, sum(samples))
+
+    @property
     def notes(self) -> list[str]:
         """What the figures leave open."""
         method, partition = self.plan.method, self.plan.names["partition"]
@@ -132,6 +148,7 @@ class CostReport:
             "train_flops": total.train_flops,
             "search_flops": total.search_flops,
             "total_flops": total.flops,
+            "finetune_flops": self.finetune_flops,
             "dense_total_flops": dense.flops,
             "traffic_bytes": {
                 "down": total.down_bytes,
@@ -204,6 +221,8 @@ def _cost_table(report: CostReport) -> Table:
     row("FLOPs", show_flops, lambda costs: costs.flops, dense.flops)
     row("  training", show_flops, lambda costs: costs.train_flops, None)
     row("  mask search", show_flops, lambda costs: costs.search_flops, None)
+    if report.finetune_flops:
+        table.add_row("fine-tuning (on top)", "", show_flops(report.finetune_flops), "", "")
     row("traffic", show_bytes, lambda costs: costs.traffic_bytes, dense.traffic_bytes)
     row("  values down", show_bytes, lambda costs: costs.down_bytes, None)
     row("  values up", show_bytes, lambda costs: costs.up_bytes, None)

@@ -63,7 +63,7 @@ def listing(plans: Mapping[str, Plan], finished: Collection[str] = ()) -> str:
             "",
             "Hours: dense FLOPs of training, mask search and tests, one run after another, at the speed measured here",
             f"just now: {', '.join(f'{model} {show_flops(speed)} FLOP/s' for model, speed in speeds.items())}.",
-            "Costs: for clients of equal size; Sub-FedAvg's before it prunes.",
+            "Costs: of the rounds, for clients of equal size; Sub-FedAvg's before it prunes.",
         ]
     )
 
@@ -111,8 +111,7 @@ def _executed_flops(report: CostReport) -> int:
     if "local" in plan.method.kinds:
         tests += report.visits.total()
     testing = tests * plan.dataset.client_test_images * forward
-    finetuning = network.training_flops(None, settings.finetune.epochs * sum(report.client_sizes))
-    return training + report.total.search_flops + testing + finetuning
+    return training + report.total.search_flops + testing + report.finetune_flops
 
 
 def _speed(plan: Plan) -> float:

@@ -112,6 +112,7 @@ class History:
                 "search": costs.search_flops,
                 "total": costs.flops,
                 "dense_total": dense.flops,
+                "finetune": _finetune_flops(info) if finetuned else 0,
             },
             "engine": info.engine,
             "seconds": {**self._seconds, "compile": info.compile_seconds, "total": total_seconds},
@@ -121,3 +122,17 @@ class History:
             "partition_hash": info.partition_hash,
             "version": info.version,
         }
+
+
+def _finetune_flops(info: RunInfo) -> int:
+    """FLOPs of the final fine-tuning, which `total` leaves out: from the config alone, as costs.py counts them."""
+    from omegaconf import OmegaConf
+
+    from fedspa.config import check
+    from fedspa.cost_report import CostReport
+
+    facts = {
+        key: value for key, value in info.config["dataset"].items() if key != "path"
+    }  # it may have gone by now
+    report = CostReport.of(check(OmegaConf.create(info.config | {"dataset": facts, "loggers": {}})))
+    return report.finetuning(report.training_rows(info.label_counts.sum(axis=1).tolist()))

@@ -99,6 +99,12 @@ def flops(runs: list[Run]) -> OverSeeds:
     return OverSeeds(tuple(float(run.summary["flops"]["total"]) for run in runs))
 
 
+def finetune_flops(runs: list[Run]) -> OverSeeds | None:
+    """FLOPs of the final fine-tuning, which come on top of a run's; None where there was none or it is not known."""
+    counts = [run.summary["flops"].get("finetune") for run in runs]
+    return OverSeeds(tuple(float(count) for count in counts if count)) if runs and all(counts) else None
+
+
 def first_round(run: Run, kind: str, accuracy: float) -> int | None:
     """The first round in which that kind of model had at least that accuracy."""
     rounds, reached = run.curve(kind)

@@ -48,6 +48,8 @@ def _lines(study: Study, row: Row, setting: Setting, targets: Sequence[float]) -
     if encoded := measures.encoded_traffic(runs):
         yield head | {"quantity": "encoded_traffic", "unit": "bytes"} | _numbers(encoded)
     yield head | {"quantity": "flops", "unit": "FLOPs"} | _numbers(measures.flops(runs))
+    if finetune := measures.finetune_flops(runs):
+        yield head | {"quantity": "finetune_flops", "unit": "FLOPs"} | _numbers(finetune)
     for phase in ("train", "search"):
         if seconds := measures.seconds_a_visit(runs, phase):
             yield head | {"quantity": f"{phase}_time_a_visit", "unit": "s"} | _numbers(seconds)

@@ -38,6 +38,7 @@ def main_tables(study: Study) -> list[Table]:
                 Column(setting.split, f"FLOPs, {flop_unit}", "low"),
             )
         ]
+        extra = _finetuning_text(study, settings)
         rows = []
         for row in study.rows:
             cells: list[Cell] = []
@@ -49,11 +50,29 @@ def main_tables(study: Study) -> list[Table]:
             rows.append((row.label, cells))
         caption = (
             f"Accuracy in % at the end, by kind of model (mean over clients; {seeds_text(study)}), and the costs of a "
-            f"whole run, masks and mask search included. {MODELS} Best of each column in bold. (18/20): so many of "
-            f"all clients have such a model, as a local one needs a visit. {LEGEND}"
+            f"whole run, masks and mask search included{extra}. {MODELS} Best of each column in bold. (18/20): so many "
+            f"of all clients have such a model, as a local one needs a visit. {LEGEND}"
         )
         tables.append(Table(f"main-{slug(data)}", f"{data}: accuracy and costs", caption, columns, rows))
     return tables
+
+
+def _finetuning_text(study: Study, settings: list[Setting]) -> str:
+    """What fine-tuning adds to a run's FLOPs, where runs were fine-tuned: no column, for it is no part of training."""
+    if not any("finetuned" in study.kinds_of(setting) for setting in settings):
+        return ""
+    shares = [
+        100 * float(run.summary["flops"]["finetune"]) / float(run.summary["flops"]["dense_total"])
+        for setting in settings
+        for run in study.runs_of(setting)
+        if run.summary["flops"].get("finetune") and run.summary["flops"].get("dense_total")
+    ]
+    if not shares:
+        return ", fine-tuning not"
+    low, high = f"{min(shares):.1f}", f"{max(shares):.1f}"
+    return (
+        f", fine-tuning not (it costs {low if low == high else f'{low} to {high}'} % of dense training more)"
+    )
 
 
 def rounds_tables(study: Study, targets: Sequence[float] = ()) -> list[Table]:

@@ -175,6 +175,8 @@ def _cost_table(summary: dict[str, Any]) -> Table:
         total, dense = summary[key]["total"], summary[key]["dense_total"]
         saved = f"{100 * (1 - total / dense):.1f} %" if dense else "-"
         table.add_row(title, text(total), text(dense), saved)
+    if finetune := summary["flops"].get("finetune"):
+        table.add_row("fine-tuning", show_flops(finetune), "-", "-")
     return table
 
 
