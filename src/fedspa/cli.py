@@ -31,7 +31,7 @@ from fedspa.streams import ReaderGone, ends_with_its_reader
 from fedspa.studies import register_studies
 from fedspa.sweeping import JobFailed
 
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of the operating system that speak of a place, not of a bug."""
 
 Task = Callable[[Plan, Path], None]
@@ -51,6 +51,9 @@ def main(task: Task, schema: type[Config] = Config) -> int:
     """
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra reports errors itself, and exits
+    logging.raiseExceptions = (
+        False  # a log that cannot be written must not bury the sentence on what happened
+    )
     defer_torch()
     register(schema)
     register_studies()

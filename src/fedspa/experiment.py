@@ -18,6 +18,7 @@ from fedspa.evaluation import spread
 from fedspa.interruption import Interruptions
 from fedspa.launch import launched
 from fedspa.masks.packed import PackedMask
+from fedspa.out_of_memory import tells_of_memory
 from fedspa.partition.base import label_counts, partition_hash
 from fedspa.records import ACCURACY, VALIDATION, ClientRow, RunInfo, RunResult
 from fedspa.resuming import CHECKPOINTS, occupied, refuse_others
@@ -30,6 +31,7 @@ from fedspa.tracking.run_folder import RunFolder
 log = logging.getLogger(__name__)
 
 
+@tells_of_memory
 def run(plan: Plan, folder: Path) -> dict[str, Any]:
     """Run what the plan says, leave the results in `folder`, and return the summary.
 

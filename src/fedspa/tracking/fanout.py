@@ -48,4 +48,5 @@ class Trackers:
             try:
                 tracker.abort(status, reason)
             except Exception as error:
-                log.warning("%s could not close the run: %s", type(tracker).__name__, error)
+                if str(error) != reason:  # a full disk is told of once
+                    log.warning("%s could not close the run: %s", type(tracker).__name__, error)

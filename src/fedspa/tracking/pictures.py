@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedspa.drawing import COLORS, FAINT, INK, new_figure, set_title, spread_out
+from fedspa.files import write_whole
 from fedspa.records import ACCURACY, KINDS, RoundRecord, RunInfo, RunResult, TheoryRow
 
 if TYPE_CHECKING:
@@ -143,4 +145,6 @@ def partition_picture(label_counts: np.ndarray) -> Figure:
 
 
 def _save(figure: Figure, info: RunInfo, name: str) -> None:
-    figure.savefig(info.folder / name, dpi=150)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=150)
+    write_whole(info.folder / name, drawn.getvalue())

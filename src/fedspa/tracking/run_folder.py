@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import UserError
+from fedspa.files import write_whole
 from fedspa.records import (
     KINDS,
     PHASES,
@@ -83,8 +84,8 @@ class RunFolder:
                     "or give a new folder, or move that run away."
                 )
             config = OmegaConf.to_yaml(OmegaConf.create(info.config))
-            (folder / "config.yaml").write_text(f"{CONFIG_HASH}{info.config_hash}\n{config}")
-            (folder / "partition.json").write_text(_partition_json(info))
+            write_whole(folder / "config.yaml", f"{CONFIG_HASH}{info.config_hash}\n{config}")
+            write_whole(folder / "partition.json", _partition_json(info))
         for name, columns in (
             ("rounds.csv", _round_columns(info)),
             ("timing.csv", ["round", *(f"{phase}_s" for phase in PHASES)]),
@@ -121,7 +122,7 @@ class RunFolder:
             for row in result.theory:
                 theory.write(asdict(row))
             theory.close()
-        (folder / "summary.json").write_text(json.dumps(result.summary, indent=2) + "\n")
+        write_whole(folder / "summary.json", json.dumps(result.summary, indent=2) + "\n")
 
     def abort(self, status: str, reason: str) -> None:
         self._close()
@@ -231,4 +232,4 @@ def _save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], config_hash: 
     # Copies: the parameters are views of one vector, and safetensors refuses tensors that share memory.
     # One key of metadata: several are written in a random order, and the same run must give the same bytes.
     own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-    path.write_bytes(save(own, metadata={"config_hash": config_hash}))
+    write_whole(path, save(own, metadata={"config_hash": config_hash}))

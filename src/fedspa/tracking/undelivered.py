@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedspa.errors import UserError
+from fedspa.files import write_whole
 from fedspa.tracking.mlflow_connection import open_client, store_needed
 from fedspa.tracking.mlflow_delivery import UNDELIVERED, Ending, Outbox, Point
 
@@ -24,10 +24,7 @@ class Undelivered:
 
     def save(self, folder: Path) -> None:
         """Write it to the run's folder, whole or not at all."""
-        file = folder / UNDELIVERED
-        unfinished = file.with_suffix(".part")
-        unfinished.write_text(json.dumps(asdict(self)))
-        os.replace(unfinished, file)
+        write_whole(folder / UNDELIVERED, json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, folder: Path) -> Undelivered:

@@ -1,0 +1,117 @@
+"""Too little disk and too little memory: a clear end, and nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedspa.config import Plan
+from fedspa.errors import UserError
+from fedspa.files import write_whole
+from fedspa.out_of_memory import ran_out, tells_of_memory
+
+TRAIN = Path(__file__).parents[1] / "src/train.py"
+
+
+# ---- the disk
+
+
+def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    write_whole(file, "before")
+    write_whole(file, b"now")
+    assert file.read_bytes() == b"now"
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError) as failure:
+        write_whole(file, b"never")
+    assert failure.value.errno == errno.ENOSPC and failure.value.filename == str(file)
+    assert file.read_bytes() == b"now" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_run_without_room_ends_in_one_sentence_and_leaves_no_half_file(tmp_path: Path) -> None:
+    room = 40_000  # bytes a file may have: the CSV files fit, weights.safetensors does not
+    done = subprocess.run(
+        [sys.executable, str(TRAIN), "logger=none", "federation.rounds=1", "training.epochs=1",
+         "hydra.run.dir=run"],
+        cwd=tmp_path, capture_output=True, text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)),
+    )  # fmt: skip
+    weights = tmp_path / "run/weights.safetensors"
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+    assert f"{weights.relative_to(tmp_path)} cannot be written (File too large)" in done.stderr
+    left = {file.name for file in (tmp_path / "run").iterdir()}
+    assert {"config.yaml", "rounds.csv", "clients.csv"} <= left
+    assert not [name for name in left if "safetensors" in name or name == "summary.json"]
+    assert (tmp_path / "run/rounds.csv").read_text().count("\n") == 2
+
+
+# ---- memory
+
+
+def real(allocate: Callable[[], Any]) -> Exception:
+    """The error of an allocation that no machine can do."""
+    with pytest.raises((MemoryError, RuntimeError)) as failure:
+        allocate()
+    return failure.value
+
+
+CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 7.79 GiB."
+
+
+def test_every_way_to_run_out_is_known() -> None:
+    assert ran_out(real(lambda: torch.empty(1 << 50)))
+    assert ran_out(real(lambda: np.empty(1 << 50)))
+    assert ran_out(torch.OutOfMemoryError(CUDA))
+    assert ran_out(OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert not ran_out(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not ran_out(OSError(errno.ENOSPC, "No space left on device"))
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            torch.OutOfMemoryError(CUDA),
+            f"The GPU has too little memory ({CUDA[:-1]}): lower training.batch_size=32, eval.batch_size=500, or "
+            "use a narrower hardware.precision=32-true, such as bf16-mixed.",
+        ),
+        (
+            MemoryError(),
+            "There is too little memory (MemoryError): lower training.batch_size=32, eval.batch_size=500 or "
+            "hardware.workers=3.",
+        ),
+    ],
+)
+def test_it_is_said_what_to_lower(plan: Callable[..., Plan], error: Exception, sentence: str) -> None:
+    @tells_of_memory
+    def run(plan: Plan, folder: Path) -> None:
+        raise error
+
+    with pytest.raises(UserError) as told:
+        run(plan("logger=none", "hardware.workers=3", "training.batch_size=32"), Path())
+    assert str(told.value) == sentence
+
+
+def test_other_errors_pass(plan: Callable[..., Plan]) -> None:
+    @tells_of_memory
+    def run(plan: Plan) -> None:
+        json.loads("{")
+
+    with pytest.raises(ValueError):
+        run(plan("logger=none"))
