@@ -55,7 +55,7 @@ def fedspa(tmp_path, monkeypatch):
         ("dataset=cifar10 dataset.path=/nowhere", "dataset.path=/nowhere does not exist"),
         ("federation.clients=20 federation.clients_per_round=200", "it must be at most 20."),
         ("partition.gama=1", "partition.gama is not a setting: did you mean gamma"),
-        ("foo=1", "foo is not a setting: valid are checkpoint, costs, dataset, dry_run, eval, experiment, "),
+        ("foo=1", "foo is not a setting: valid are checkpoint, costs, dataset, dry_run, "),
         ("loger=none", "loger is not a setting: did you mean logger or loggers?"),
         ("method=fedavg mask=dst", "method=fedavg trains dense, so mask=dst has no meaning"),
         ("model=lenet5 dataset=digits logger=none", "model=lenet5 cannot take images of 8 x 8 pixels"),
