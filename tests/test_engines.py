@@ -19,6 +19,7 @@ from federations import (
 )
 from hydra import compose, initialize_config_dir
 from torch import nn
+from torch._dynamo.utils import counters
 
 from fedspa import experiment
 from fedspa.config import check, config_dir, register
@@ -263,7 +264,12 @@ def test_dropout_of_the_compiled_engine_depends_on_the_seed_alone():
         drawn = torch.Generator().manual_seed(client)
         return train(compiled, start, ROWS[0], epochs=2, learning_rate=0.1, generator=drawn).weights
 
+    compiled_before = dict(counters["stats"])
     assert torch.equal(end(0), end(0)) and not torch.equal(end(0), end(2))
+    compiled.predict(start, AUGMENTED, ROWS[2], batch_size=4)
+    for rows in ROWS:
+        compiled.answer([Gradient(weights=start, rows=rows, generator=torch.Generator())])
+    assert counters["stats"] == compiled_before  # nothing is compiled once the engine is built
 
 
 # The config's group --------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from fedspa.masks.dst import DST
 from fedspa.masks.initial import InitialMasks, random_mask
 from fedspa.masks.packed import PackedMask
 from fedspa.masks.rsm import RSM
-from fedspa.masks.select import drop_and_grow, largest, smallest
+from fedspa.masks.select import drop_and_grow, kth_by_topk, largest, smallest
 from fedspa.weights import ParameterSpace
 
 relaxed = settings(deadline=None)
@@ -52,6 +52,13 @@ def test_smallest_and_largest_agree_with_sorting(data, n):
     everywhere, listed = list(range(n)), scores.tolist()
     assert where(smallest(scores, k)) == lowest(listed, everywhere, k)
     assert where(largest(scores, k)) == lowest([-score for score in listed], everywhere, k)
+
+
+@relaxed
+@given(st.data(), st.integers(1, 40))
+def test_the_threshold_on_a_gpu_is_kthvalues(data, n):
+    scores, k = data.draw(vectors(n)), data.draw(st.integers(1, n))
+    assert kth_by_topk(scores, k).tolist() == [scores.kthvalue(k).values.item()]
 
 
 def test_ties_go_to_the_lowest_index():

@@ -49,7 +49,8 @@ class ParameterSpace:
 
     def count(self, mask: torch.Tensor) -> tuple[int, ...]:
         """Active parameters of each tensor under a mask [total] of zeros and ones."""
-        return tuple(int(piece.count_nonzero()) for piece in self.split(mask))
+        counts = torch.stack([piece.count_nonzero() for piece in self.split(mask)])
+        return tuple(counts.tolist())  # one transfer, not one a tensor
 
 
 def all_finite(vector: torch.Tensor) -> bool:

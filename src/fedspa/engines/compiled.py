@@ -72,6 +72,7 @@ class LocalStep:
         if self.velocity is not None:
             self.velocity.zero_()
 
+    @torch.no_grad()  # as in a step: what torch compiled for one mode it would compile again for the other
     def _run_gradient(self) -> None:
         with self._eager.fabric.autocast():
             gradient, _, _ = self._compiled_gradient(self.weights, self.part)
@@ -106,7 +107,8 @@ class CompiledEngine:
     """
 
     name = "compiled"
-    together = None  # all visits' work is queued before anything is read back
+    together = 16
+    """Visits whose training is queued before anything is read back; each holds its weights, update and masks."""
 
     def __init__(self, eager: EagerEngine, largest: int, compiler: str | None) -> None:
         """

@@ -64,14 +64,17 @@ class DST(MaskSearcher):
             growth = draws.to(search.weights)
         rate = self.prune_rate(search.round)
         vectors = (search.mask, search.weights.abs(), growth)
-        pieces = zip(*(search.space.split(vector) for vector in vectors), strict=True)
+        pieces = zip(
+            search.space.count(search.mask),
+            *(search.space.split(vector) for vector in vectors),
+            strict=True,
+        )
         return torch.cat([self._exchange(rate, *piece) for piece in pieces])
 
     @staticmethod
     def _exchange(
-        rate: float, mask: torch.Tensor, magnitude: torch.Tensor, growth: torch.Tensor
+        rate: float, active: int, mask: torch.Tensor, magnitude: torch.Tensor, growth: torch.Tensor
     ) -> torch.Tensor:
-        active = int(mask.count_nonzero())
         if active == mask.numel():  # dense: whatever is dropped would be grown again
             return mask
         # The small slack keeps 0.3 x 10, which is 3.0000000000000004 or so in binary, at 3.

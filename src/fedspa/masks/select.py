@@ -26,10 +26,18 @@ def smallest(scores: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def _kth_smallest(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """The k-th smallest score, k from 1. On the CPU NumPy's partition takes an eighth of torch's kthvalue."""
+    """The k-th smallest score [1], k from 1. On the CPU NumPy's partition takes an eighth of torch's kthvalue."""
     if scores.device.type == "cpu":
         return torch.from_numpy(np.partition(scores.numpy(), k - 1)[k - 1 : k])
-    return torch.kthvalue(scores, k).values
+    return kth_by_topk(scores, k)
+
+
+def kth_by_topk(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """The same for a GPU, where kthvalue has a single block at work on a tensor, and topk many."""
+    if 2 * k <= len(scores):
+        return torch.topk(scores, k, largest=False, sorted=False).values.amax(0, keepdim=True)
+    others = len(scores) - k + 1
+    return torch.topk(scores, others, largest=True, sorted=False).values.amin(0, keepdim=True)
 
 
 def largest(scores: torch.Tensor, k: int) -> torch.Tensor:

@@ -103,10 +103,11 @@ class SubFedAvg(Method):
     def _pruned(self, space: ParameterSpace, mask: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The mask [total] without the smallest active weights of each tensor of two or more dimensions."""
         pieces = []
-        for shape, active, weight in zip(space.shapes, space.split(mask), space.split(weights), strict=True):
+        vectors = space.split(mask), space.split(weights)
+        for shape, held, active, weight in zip(space.shapes, space.count(mask), *vectors, strict=True):
             if len(shape) > 1:
                 # The small slack keeps 0.29 x 100, which is 28.999999999999996 in binary, at 29.
-                count = math.floor(self.prune_rate * int(active.count_nonzero()) + 1e-9)
+                count = math.floor(self.prune_rate * held + 1e-9)
                 dropped = smallest(weight.abs().masked_fill(active == 0, torch.inf), count)
                 active = active.masked_fill(dropped, 0)
             pieces.append(active)
@@ -116,8 +117,8 @@ class SubFedAvg(Method):
     def _pruned_share(space: ParameterSpace, mask: torch.Tensor) -> float:
         """Inactive share of the tensors of two or more dimensions."""
         counted = [
-            (piece.numel() - int(piece.count_nonzero()), piece.numel())
-            for shape, piece in zip(space.shapes, space.split(mask), strict=True)
+            (size - held, size)
+            for shape, size, held in zip(space.shapes, space.sizes, space.count(mask), strict=True)
             if len(shape) > 1
         ]
         return sum(pruned for pruned, _ in counted) / sum(size for _, size in counted)

@@ -1,0 +1,201 @@
+"""The paper's three runs on a GPU: some warm rounds of each, extrapolated to the whole, or one run from start to end.
+
+    python benchmarks/gpu_run.py                     # under 8 minutes; then ends by itself
+    python benchmarks/gpu_run.py whole               # all 1000 rounds of CIFAR-10 / VGG11, summary as a line
+    python benchmarks/gpu_run.py --tiny              # the same code on a CPU, in some minutes; its figures mean nothing
+
+Images are made up (dataset=synthetic) in the number, shape and augmentation of the paper's, so that no file is needed;
+`whole` takes any override of `src/train.py`, such as dataset.path=... with dataset=cifar10. Each line is JSON:
+seconds of a round (median), of what it consists, samples a second of local training, seconds of the whole run. Tests
+every 5 rounds of every kind of model, logging and aggregation are in them; compiling is told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+import torch
+from hydra import compose, initialize_config_dir
+
+from fedspa import assembly, config, experiment
+from fedspa.config import Plan
+from fedspa.engines.base import Engine
+from fedspa.errors import UserError
+from fedspa.tracking.fanout import Trackers
+from fedspa.tracking.run_folder import RunFolder
+
+TIME_LIMIT = 450.0
+"""Seconds after which no further measurement is begun."""
+WARM_UP = 2
+EVAL_EVERY = 5
+
+
+@dataclass(frozen=True)
+class Run:
+    """One of the paper's runs."""
+
+    model: str
+    classes: int
+    channels: int
+    image_size: int
+    train_size: int
+    rounds: int
+    goal: float
+    """Seconds for the whole run."""
+
+    def overrides(self, tiny: bool) -> list[str]:
+        sizes = {"train_size": self.train_size, "test_size": 10_000}
+        federation = {"clients": 100, "clients_per_round": 10, "rounds": self.rounds}
+        if tiny:
+            sizes = {"train_size": 80, "test_size": 40}
+            federation = {"clients": 4, "clients_per_round": 2, "rounds": self.rounds}
+        augmentation = ["+dataset.augmentation={crop_padding: 4, flip: true}"] if self.channels == 3 else []
+        return [
+            *("dataset=synthetic", f"model={self.model}", "partition=iid", "mask=dst", "sparsity=0.5"),
+            *(f"dataset.{name}={getattr(self, name)}" for name in ("classes", "channels", "image_size")),
+            *(f"dataset.{name}={size}" for name, size in sizes.items()),
+            *(f"federation.{name}={count}" for name, count in federation.items()),
+            *augmentation,
+            *(
+                f"dataset.client_test_images={10 if tiny else 100}",
+                f"training.batch_size={8 if tiny else 128}",
+            ),
+            *(f"eval.every={EVAL_EVERY}", f"training.epochs={1 if tiny else 5}"),
+        ]
+
+
+RUNS = {
+    "lenet5": Run("lenet5", 26, 1, 28, 124_800, 400, goal=60),
+    "vgg11": Run("vgg11", 10, 3, 32, 50_000, 1000, goal=240),
+    "resnet18": Run("resnet18", 100, 3, 32, 50_000, 1000, goal=480),
+}
+
+CASES = [
+    *(("lenet5", "compiled", 60, []), ("vgg11", "compiled", 60, []), ("resnet18", "compiled", 60, [])),
+    *(("lenet5", "stacked", 10, []), ("lenet5", "eager", 5, [])),
+    *(("vgg11", "eager", 5, []), ("resnet18", "eager", 5, [])),
+    *((model, "compiled", 20, ["hardware.precision=tf32"]) for model in ("vgg11", "resnet18")),
+    *((model, "compiled", 20, ["hardware.precision=bf16-mixed"]) for model in ("vgg11", "resnet18")),
+    *((model, "compiled", 20, ["hardware.deterministic=false"]) for model in ("vgg11", "resnet18")),
+]
+"""Model, engine, measured rounds and settings, the most wanted first: the last ones are left out when time is over."""
+
+
+def plan_of(overrides: list[str]) -> Plan:
+    with initialize_config_dir(str(config.config_dir()), version_base="1.3"):
+        return config.check(compose("config", overrides=overrides))
+
+
+@contextmanager
+def tracked(plan: Plan, federation: assembly.Federation) -> Iterator[Trackers]:
+    """Whatever a run logs to, in a folder that goes away."""
+    with tempfile.TemporaryDirectory() as folder:
+        trackers = Trackers({"run_folder": RunFolder()})
+        trackers.start(experiment.describe(plan, federation, Path(folder)))
+        yield trackers
+        trackers.abort("KILLED", "measured")
+
+
+def measure(run: Run, engine: str, rounds: int, settings: list[str], tiny: bool) -> dict[str, Any]:
+    """Some rounds after the first ones, and what they say of the whole run."""
+    begin = time.perf_counter()
+    compiler = ["engine.compiler=aot_eager"] if tiny and engine == "compiled" else []
+    plan = plan_of([*run.overrides(tiny), "logger=none", f"engine={engine}", *compiler, *settings])
+    federation = assembly.build(plan)
+    built, engine_used = time.perf_counter() - begin, federation.visitor.engine
+    records, seconds = [], []
+    try:
+        with tracked(plan, federation) as trackers:
+            loop = federation.loop.rounds()
+            for _ in range(WARM_UP):
+                next(loop)
+            for _ in range(rounds):
+                begin = time.perf_counter()
+                records.append(next(loop))
+                trackers.round(records[-1])
+                seconds.append(time.perf_counter() - begin)
+    finally:
+        federation.executor.close()
+    mean = fmean(seconds)  # with every fifth round's tests; the median is a round without them
+    phases = {phase: fmean(record.seconds[phase] for record in records) for phase in records[0].seconds}
+    return {
+        "model": run.model,
+        "engine": engine_used.name,
+        "settings": settings,
+        "device": device_name(engine_used),
+        "rounds": rounds,
+        "round_s": {"mean": round(mean, 4), "median": round(median(seconds), 4)},
+        "share": {phase: round(value / mean, 3) for phase, value in phases.items() if phase != "total"},
+        "samples_per_s": round(sum(record.samples for record in records) / sum(seconds)),
+        "whole_run_s": round(mean * run.rounds, 1),
+        "goal_s": run.goal,
+        "compile_s": round(engine_used.compile_seconds, 1),
+        "set_up_s": round(built - engine_used.compile_seconds, 1),
+        "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if torch.cuda.is_available() else None,
+    }
+
+
+def device_name(engine: Engine) -> str:
+    return torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else engine.device.type
+
+
+def warm_rounds(tiny: bool) -> None:
+    """A line for each case, also for one that fails or for which no time is left."""
+    begin = time.perf_counter()
+    for model, engine, rounds, settings in CASES:
+        line: dict[str, Any] = {"model": model, "engine": engine, "settings": settings}
+        if time.perf_counter() - begin > TIME_LIMIT:
+            say(line | {"left_out": "no time left"})
+            continue
+        try:
+            line = measure(RUNS[model], engine, 1 if tiny else rounds, settings, tiny)
+        except (UserError, RuntimeError) as error:
+            line["failed"] = str(error)
+        say(line)
+        torch.compiler.reset()  # else it gives up after so many different networks
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+
+def whole(tiny: bool, overrides: list[str]) -> None:
+    """One run of CIFAR-10 as `src/train.py` makes it, by the engine that it chooses, logs included."""
+    rounds = ["federation.rounds=3"] if tiny else []
+    with tempfile.TemporaryDirectory() as folder:
+        plan = plan_of([*RUNS["vgg11"].overrides(tiny), "logger=csv", *rounds, *overrides])
+        summary = experiment.run(plan, Path(folder))
+    say({key: summary[key] for key in ("model", "engine", "rounds", "seconds", "samples_per_s", "accuracy")})
+
+
+def say(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="?", choices=("warm", "whole"), default="warm")
+    parser.add_argument("--tiny", action="store_true", help="a small federation, to try the script itself")
+    options, overrides = parser.parse_known_args()
+    config.register()
+    if options.what == "whole":
+        whole(options.tiny, overrides)
+    else:
+        warm_rounds(options.tiny)
+
+
+if __name__ == "__main__":
+    main()
