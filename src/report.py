@@ -34,7 +34,12 @@ def main(arguments: list[str]) -> int:
 
         study = make_study(options.name, read_runs(options.folders()))
         report = make_report(study, targets=options.targets, beside_paper=options.paper)
-        page = write_report(report, study, options.out, options.targets)
+        try:
+            page = write_report(report, study, options.out, options.targets)
+        except OSError as error:
+            raise UserError(
+                f"out={options.out} cannot be written ({error.strerror}): give another folder by out=<folder>."
+            ) from error
     except UserError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2

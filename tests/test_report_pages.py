@@ -396,5 +396,11 @@ def test_the_command_writes_a_report_without_torch(tmp_path: Path) -> None:
     assert "Left out: b: it has no summary.json, so it has not finished." in done.stdout
     assert f"The report is {tmp_path / 'out' / 'index.html'}" in done.stdout
     assert done.stdout.splitlines()[-1] == "False"
+    (tmp_path / "file").touch()
+    words = [sys.executable, str(script), f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'file' / 'out'}"]
+    nowhere = subprocess.run(words, capture_output=True, text=True)
+    assert nowhere.returncode == 2 and nowhere.stderr.startswith(
+        f"Error: out={tmp_path / 'file' / 'out'} cannot"
+    )
     failed = subprocess.run([sys.executable, str(script), "sweep=x"], capture_output=True, text=True)
     assert failed.returncode == 2 and failed.stderr.startswith("Error: sweep=x is not known")

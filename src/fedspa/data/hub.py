@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,6 +93,10 @@ class HubImages(ImageSource):
         # A data set on the hub may come with code; this project only takes data (the user's own setting wins).
         os.environ.setdefault("HF_DATASETS_TRUST_REMOTE_CODE", "0")
         from datasets import load_dataset
+
+        logging.getLogger(
+            "huggingface_hub"
+        ).propagate = False  # it prints itself: else each retry is told twice
 
         try:
             data = load_dataset(self.hub, split=split).with_format("arrow")
