@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedspa.checkpoint import Checkpoints
 from fedspa.config import Plan
 from fedspa.errors import UserError
 from fedspa.files import write_whole
@@ -47,7 +48,7 @@ def test_a_run_without_room_ends_in_one_sentence_and_leaves_no_half_file(tmp_pat
     room = 40_000  # bytes a file may have: the CSV files fit, weights.safetensors does not
     done = subprocess.run(
         [sys.executable, str(TRAIN), "logger=none", "federation.rounds=1", "training.epochs=1",
-         "hydra.run.dir=run"],
+         "checkpoint.keep=0", "hydra.run.dir=run"],
         cwd=tmp_path, capture_output=True, text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)),
     )  # fmt: skip
@@ -59,6 +60,22 @@ def test_a_run_without_room_ends_in_one_sentence_and_leaves_no_half_file(tmp_pat
     assert {"config.yaml", "rounds.csv", "clients.csv"} <= left
     assert not [name for name in left if "safetensors" in name or name == "summary.json"]
     assert (tmp_path / "run/rounds.csv").read_text().count("\n") == 2
+
+
+def test_a_checkpoint_without_room_leaves_the_one_before(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1, every=1)
+    checkpoints.write(1, {"weights": torch.zeros(1000)})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
+    try:
+        with pytest.raises(OSError) as failure:
+            checkpoints.write(2, {"weights": torch.ones(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (failure.value.errno, failure.value.filename) == (errno.EFBIG, str(tmp_path / "round-000002.ckpt"))
+    assert [file.name for file in tmp_path.iterdir()] == ["round-000001.ckpt"]
+    newest = checkpoints.newest()
+    assert newest and torch.equal(newest["weights"], torch.zeros(1000))
 
 
 # ---- memory

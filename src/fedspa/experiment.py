@@ -139,7 +139,10 @@ class _Run:
         try:
             self._write()
         except Exception as another:
-            log.warning("The last complete round could not be saved: %s", another)
+            if getattr(another, "errno", another) != getattr(
+                error, "errno", error
+            ):  # a full disk is told of once
+                log.warning("The last complete round could not be saved: %s", another)
         status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
         self._trackers.abort(status, str(error) or type(error).__name__)
 

@@ -150,7 +150,8 @@ class _Table:
         return os.fstat(self._file.fileno()).st_size
 
     def sync(self) -> None:
-        os.fsync(self._file.fileno())
+        if not self._file.closed:  # as at the end of a run, when other files could not be written
+            os.fsync(self._file.fileno())
 
     def write(self, row: Mapping[str, Any]) -> None:
         self._writer.writerow(row)  # floats as repr, None as blank
