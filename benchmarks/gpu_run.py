@@ -84,7 +84,8 @@ RUNS = {
 
 CASES = [
     *(("lenet5", "compiled", 60, []), ("vgg11", "compiled", 60, []), ("resnet18", "compiled", 60, [])),
-    *(("lenet5", "stacked", 10, []), ("lenet5", "eager", 5, [])),
+    *(("lenet5", "stacked", 30, ["engine.compiler=inductor"]), ("lenet5", "stacked", 30, [])),
+    ("lenet5", "eager", 5, []),
     *(("vgg11", "eager", 5, []), ("resnet18", "eager", 5, [])),
     *((model, "compiled", 20, ["hardware.precision=tf32"]) for model in ("vgg11", "resnet18")),
     *((model, "compiled", 20, ["hardware.precision=bf16-mixed"]) for model in ("vgg11", "resnet18")),
@@ -111,8 +112,8 @@ def tracked(plan: Plan, federation: assembly.Federation) -> Iterator[Trackers]:
 def measure(run: Run, engine: str, rounds: int, settings: list[str], tiny: bool) -> dict[str, Any]:
     """Some rounds after the first ones, and what they say of the whole run."""
     begin = time.perf_counter()
-    compiler = ["engine.compiler=aot_eager"] if tiny and engine == "compiled" else []
-    plan = plan_of([*run.overrides(tiny), "logger=none", f"engine={engine}", *compiler, *settings])
+    compiler = ["engine.compiler=aot_eager"] if tiny and engine != "eager" else []
+    plan = plan_of([*run.overrides(tiny), "logger=none", f"engine={engine}", *settings, *compiler])
     federation = assembly.build(plan)
     built, engine_used = time.perf_counter() - begin, federation.visitor.engine
     records, seconds = [], []

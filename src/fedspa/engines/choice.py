@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,42 +54,54 @@ class Eager(EngineChoice):
 class Compiled(EngineChoice):
     """One local step compiled by torch.compile, which takes a minute or so; on CUDA a captured graph of it."""
 
-    compiler: str = "inductor"
-    """Backend of torch.compile: inductor, or aot_eager, which needs no compiler and gains nothing (for tests)."""
+    compiler: str | None = "inductor"
+    """Backend of torch.compile: inductor, or aot_eager, which needs no compiler and gains nothing (for tests); null
+    compiles nothing, so that on CUDA the graph is one of torch's own kernels."""
 
     def __post_init__(self) -> None:
-        check_choice("engine.compiler", self.compiler, ("inductor", "aot_eager"))
+        if self.compiler is not None:
+            check_choice("engine.compiler", self.compiler, ("inductor", "aot_eager"))
 
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:
-        import torch
-
         from fedspa.engines.compiled import CompiledEngine
 
-        try:
+        with _told(self.name):
             return CompiledEngine(eager, workload.largest, self.compiler)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # what dynamo, inductor and a capture raise
-            reason = str(error).strip().splitlines()[0].rstrip(".")
-            raise UserError(
-                f"engine={self.name} cannot compile this model's training here ({reason}); use engine=eager."
-            ) from error
 
 
 @dataclass(kw_only=True)
-class Stacked(EngineChoice):
-    """Clients advance in lockstep by torch.func.vmap."""
+class Stacked(Compiled):
+    """The same for clients that advance in lockstep by torch.func.vmap. On a CPU it is not worth compiling."""
 
+    compiler: str | None = None
     clients: int = 10
     """How many at a time at most; the memory for their activations grows with them."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("engine.clients", self.clients, low=2)
 
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:
         from fedspa.engines.stacked import StackedEngine
 
-        return StackedEngine(eager, self.clients)
+        with _told(self.name):
+            return StackedEngine(eager, workload.largest, self.clients, self.compiler)
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Turns what dynamo, inductor or a capture raise into a sentence."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise UserError(
+            f"engine={name} cannot compile this model's training here ({reason}); use engine=eager."
+        ) from error
 
 
 @dataclass(kw_only=True)
