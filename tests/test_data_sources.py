@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from PIL import Image
 
+from fedspa.config import register
 from fedspa.data.digits import Digits
 from fedspa.data.hub import HubImages
 from fedspa.data.idx import IdxImages
@@ -54,9 +55,9 @@ def hub(path: Path, **changes: Any) -> HubImages:
 
 def shipped(name: str, **changes: Any) -> ImageSource:
     """The source that conf/dataset/<name>.yaml describes, with changes."""
-    section = cast(
-        dict[str, Any], OmegaConf.to_container(OmegaConf.load(CONF / f"dataset/{name}.yaml").dataset)
-    )
+    register()  # the resolvers that the files use
+    file = OmegaConf.load(CONF / f"dataset/{name}.yaml")
+    section = cast(dict[str, Any], OmegaConf.to_container(file, resolve=True)["dataset"])
     typed = OmegaConf.structured(get_class(section["_target_"]))
     typed.merge_with({key: value for key, value in section.items() if key != "_target_"})
     return cast(ImageSource, instantiate(section | changes))

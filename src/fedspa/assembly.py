@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
@@ -16,6 +16,7 @@ from fedspa.config import Plan, build_model
 from fedspa.costs import NetworkCosts
 from fedspa.data.batches import Pixels
 from fedspa.data.clients import ClientRows, client_rows
+from fedspa.data.made import MadeImages, MadePixels
 from fedspa.data.source import Augmentation, ImageData, ImageSet
 from fedspa.engines.choice import Workload
 from fedspa.engines.eager import EagerEngine
@@ -92,8 +93,9 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     rows = client_rows(data, source, plan.partition, settings.federation.clients, settings.seed)
     _check_batches(plan, rows)
 
-    def pixels(images: ImageSet, augmentation: Augmentation) -> Pixels:
-        return Pixels(images, source.mean, source.std, augmentation, fabric.device, plan.hardware.dtype)
+    def pixels(images: ImageSet | MadeImages, augmentation: Augmentation) -> Pixels:
+        kind: Any = MadePixels if isinstance(images, MadeImages) else Pixels
+        return kind(images, source.mean, source.std, augmentation, fabric.device, plan.hardware.dtype)
 
     train_pixels = pixels(data.train, source.augmentation)
     eager = EagerEngine(fabric, network, settings.training, train_pixels)
@@ -105,7 +107,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     )
     origin = Origin(engine.weights, first_masks or (lambda client: full_mask), full_mask)
 
-    def evaluator(images: Pixels, client_rows: list[np.ndarray], prefix: str = "") -> Evaluator:
+    def evaluator(images: Pixels, client_rows: Sequence[np.ndarray], prefix: str = "") -> Evaluator:
         metrics = {prefix + name: metric for name, metric in plan.metrics.items()}
         return Evaluator(engine, images, client_rows, metrics, source.classes, settings.eval.batch_size)
 
@@ -136,7 +138,8 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     executor = _executor(plan, visitor, origin, launch)
     if group.size > 1:
         executor = Ranks(executor, group, visitor.work, fabric.device)
-    loop = FederatedLoop(visitor, executor, settings.federation, settings.eval, origin, on_visit)
+    memory = plan.hardware.state_memory_gb * 1e9
+    loop = FederatedLoop(visitor, executor, settings.federation, settings.eval, origin, on_visit, memory)
     return Federation(loop, visitor, executor, group, space, data, rows, local_models, curves)
 
 
@@ -175,9 +178,11 @@ def _workload(plan: Plan, rows: ClientRows) -> Workload:
 
 def _check_batches(plan: Plan, rows: ClientRows) -> None:
     """With `training.drop_last` a client smaller than a batch would never train."""
+    if not plan.settings.training.drop_last:
+        return
     sizes = [len(own) for own in rows.train]
     batch = plan.settings.training.batch_size
-    if plan.settings.training.drop_last and min(sizes) < batch:
+    if min(sizes) < batch:
         raise UserError(
             f"training.drop_last=true leaves client {sizes.index(min(sizes))} with its {min(sizes)} training "
             f"images no batch of training.batch_size={batch}: use drop_last=false or a smaller batch."

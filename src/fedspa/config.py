@@ -98,6 +98,7 @@ def register(settings: type[Config] = Config) -> None:
     _leave_switches_to_check(schema)
     ConfigStore.instance().store(name="schema", node=schema)
     OmegaConf.register_new_resolver("project_root", lambda: str(project_root()), replace=True)
+    OmegaConf.register_new_resolver("times", lambda one, other: one * other, replace=True)
     OmegaConf.register_new_resolver("used_sparsity", _used_sparsity, replace=True)
 
 

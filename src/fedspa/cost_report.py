@@ -15,7 +15,7 @@ from fedspa.errors import check_range
 from fedspa.methods.base import VisitSize
 from fedspa.methods.fedavg import FedAvg
 from fedspa.records import Costs
-from fedspa.sampling import sample_clients
+from fedspa.sampling import sample_clients, sample_tested
 from fedspa.units import show_bytes, show_flops
 from fedspa.weights import ParameterSpace
 from fedspa.wire import visit_bytes
@@ -105,11 +105,12 @@ class CostReport:
         return self.finetuning(self.client_sizes)
 
     def finetuning(self, client_sizes: Sequence[int]) -> int:
-        """FLOPs of fine-tuning the dense global model for clients of so many training rows."""
+        """FLOPs of fine-tuning the dense global model, for the tested ones of clients with so many training rows."""
         settings = self.plan.settings
         if "global" not in self.plan.method.kinds:
             return 0
-        samples = [settings.training.samples(rows, settings.finetune.epochs) for rows in client_sizes]
+        tested = sample_tested(settings.seed, len(client_sizes), settings.eval.clients)
+        samples = [settings.training.samples(client_sizes[k], settings.finetune.epochs) for k in tested]
         return self.network.training_flops(None, sum(samples))
 
     @property

@@ -105,7 +105,7 @@ def _executed_flops(report: CostReport) -> int:
     rounds_tested = ceil(settings.federation.rounds / settings.eval.every)
     tests = (
         rounds_tested
-        * settings.federation.clients
+        * min(settings.federation.clients, settings.eval.clients or settings.federation.clients)
         * len({"global", "personal"}.intersection(plan.method.kinds))
     )
     if "local" in plan.method.kinds:

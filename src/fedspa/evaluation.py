@@ -79,13 +79,13 @@ class Evaluator:
 
     def score(self, told: Iterable[tuple[Sequence[int], torch.Tensor]]) -> Scores:
         """Scores of the clients of each model, from what it predicts for all their `batches` (int64 [n])."""
-        labels, predicted, targets = self._pixels.labels, [], []
+        predicted, targets = [], []
         for clients, classes in told:
             union = self._union(clients)
             for client in clients:
                 own = self._rows[client]
                 predicted.append(classes[torch.from_numpy(np.searchsorted(union, own)).to(classes.device)])
-                targets.append(labels[torch.from_numpy(own).to(labels.device)])
+                targets.append(self._pixels.labels_of(torch.from_numpy(own)))
         padded_targets = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=-1)
         padded = torch.nn.utils.rnn.pad_sequence(predicted, batch_first=True)
         return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,16 @@ import numpy as np
 from fedspa import __version__
 from fedspa.assembly import Federation, build
 from fedspa.checkpoint import Checkpoints
+from fedspa.client_table import LastMasks, client_arrays, client_rows
 from fedspa.config import Plan
+from fedspa.data.source import ImageSet
 from fedspa.evaluation import spread
 from fedspa.interruption import Interruptions
 from fedspa.launch import launched
 from fedspa.masks.packed import PackedMask
 from fedspa.out_of_memory import tells_of_memory
 from fedspa.partition.base import label_counts, partition_hash
-from fedspa.records import ACCURACY, VALIDATION, ClientRow, RunInfo, RunResult
+from fedspa.records import ACCURACY, VALIDATION, RunInfo, RunResult
 from fedspa.resuming import CHECKPOINTS, occupied, refuse_others
 from fedspa.run_state import Part, RunState
 from fedspa.summary import History
@@ -126,7 +127,7 @@ class _Run:
             scores["finetuned"] = loop.finetune(epochs)[ACCURACY]
             finetuned = spread(scores["finetuned"])
         summary = self._history.summary(self._info, finetuned, self._state.seconds)
-        return result(self._federation, scores, summary)
+        return result(self._federation, scores, summary, self._info.many)
 
     def _write(self, *, only_if_due: bool = False) -> None:
         """Write a checkpoint, after the rows that it counts on."""
@@ -149,8 +150,13 @@ class _Run:
 
 def describe(plan: Plan, federation: Federation, folder: Path, completed: int) -> RunInfo:
     """What is known before the first round."""
-    settings, rows = plan.settings, federation.rows
-    held = [np.sort(np.concatenate(parts)) for parts in zip(rows.train, rows.val, strict=True)]
+    settings, images = plan.settings, federation.data.train
+    many = settings.federation.clients > settings.save.client_files
+    held, counts = federation.rows.held(images), None
+    if isinstance(images, ImageSet):
+        counts = label_counts(images.labels.numpy(), held, plan.dataset.classes)
+    elif not many:
+        counts = images.label_counts(plan.dataset.classes)
     prefixes = ("", VALIDATION) if plan.dataset.val_fraction else ("",)
     return RunInfo(
         folder=folder,
@@ -163,7 +169,7 @@ def describe(plan: Plan, federation: Federation, folder: Path, completed: int) -
         partition_hash=partition_hash(held),
         version=__version__,
         classes=plan.dataset.classes,
-        label_counts=label_counts(federation.data.train.labels.numpy(), held, plan.dataset.classes),
+        label_counts=counts,
         partition_rows=held,
         kinds=plan.method.kinds,
         metrics=tuple(prefix + name for prefix in prefixes for name in plan.metrics),
@@ -171,31 +177,15 @@ def describe(plan: Plan, federation: Federation, folder: Path, completed: int) -
         engine=federation.visitor.engine.name,
         compile_seconds=federation.visitor.engine.compile_seconds,
         completed=completed,
+        many=many,
     )
 
 
-def result(federation: Federation, scores: dict[str, np.ndarray], summary: dict[str, Any]) -> RunResult:
+def result(
+    federation: Federation, scores: dict[str, np.ndarray], summary: dict[str, Any], many: bool
+) -> RunResult:
     """Clients and tensors of a finished run. `scores`: accuracy in percent by kind, NaN where there is none."""
     loop, rows, space = federation.loop, federation.rows, federation.space
-    state = loop.state
-
-    def score(kind: str, client: int) -> float | None:
-        value = float(scores[kind][client])
-        return None if math.isnan(value) else value
-
-    clients = [
-        ClientRow(
-            client=client,
-            train_size=len(rows.train[client]),
-            val_size=len(rows.val[client]),
-            test_size=len(rows.test[client]),
-            visits=state.visits.get(client, 0),
-            density=loop.density(client),
-            scores={kind: score(kind, client) for kind in scores},
-        )
-        for client in range(len(rows.train))
-    ]
-    masks = {client: mask for client, mask in sorted(state.clients.items()) if isinstance(mask, PackedMask)}
     theory = []
     if federation.curves:
         final = [loop.client_state(client) for client in range(len(rows.train))]
@@ -203,9 +193,10 @@ def result(federation: Federation, scores: dict[str, np.ndarray], summary: dict[
         theory = federation.curves.rows(federation.visitor.engine, rows.train, final_masks)
     return RunResult(
         summary=summary,
-        clients=clients,
-        weights={name: tensor.cpu() for name, tensor in space.items(state.weights)},
-        masks={str(client): mask.bits for client, mask in masks.items()},
+        clients=[] if many else client_rows(loop, rows, scores),
+        client_arrays=client_arrays(loop, rows, scores) if many else {},
+        weights={name: tensor.cpu() for name, tensor in space.items(loop.state.weights)},
+        masks=LastMasks(loop),
         local_weights=federation.local_models.tensors() if federation.local_models else {},
         theory=theory,
     )

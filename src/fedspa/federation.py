@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedspa.client_states import ClientStates
 from fedspa.clock import Clock
 from fedspa.errors import UserError
 from fedspa.evaluation import Model, Scores, score_models, spread
@@ -21,7 +22,7 @@ from fedspa.methods.base import ClientState, Origin, Visit, VisitSize
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.merge import Merge
 from fedspa.records import Costs, RoundRecord, Spread
-from fedspa.sampling import sample_clients
+from fedspa.sampling import sample_clients, sample_tested
 from fedspa.settings import EvalSettings, FederationSettings
 from fedspa.visitor import Call, FineTuning, Lost, Outcome, Visitor
 from fedspa.weights import all_finite
@@ -35,7 +36,7 @@ class FederationState:
     """The dense global weights [total]."""
     round: int = 0
     """Completed rounds."""
-    clients: dict[int, ClientState] = field(default_factory=dict)
+    clients: ClientStates = field(default_factory=ClientStates)
     """States of the clients that were visited; the others have their method's first state."""
     visits: dict[int, int] = field(default_factory=dict)
     costs: Costs = field(default_factory=Costs)
@@ -50,7 +51,7 @@ class FederationState:
         """A state to work on, while this one stays as it is."""
         return replace(
             self,
-            clients=dict(self.clients),
+            clients=self.clients.copy(),
             visits=dict(self.visits),
             scores={
                 kind: {metric: values.copy() for metric, values in by_metric.items()}
@@ -73,22 +74,26 @@ class FederatedLoop:
         evaluation: EvalSettings,
         origin: Origin,
         on_visit: Callable[[Call, torch.Tensor, Visit], None] = lambda call, weights, visit: None,
+        state_memory: float = float("inf"),
     ) -> None:
         """
         Args:
             visitor: what a visit is; `executor` makes its visits.
             origin: what the federation starts from.
             on_visit: sees every call, the global weights [total] it started from and its visit, in client order.
+            state_memory: bytes of clients' states that are kept in memory, the others go to a file.
         """
+        self._state_memory = state_memory
         self._visitor, self._executor, self._origin, self._on_visit = visitor, executor, origin, on_visit
         self._federation, self._evaluation, self._method = federation, evaluation, visitor.method
+        self._tested = sample_tested(visitor.seed, federation.clients, evaluation.clients)
         self._dense = FedAvg(name="fedavg")  # what the same visits would have cost
         self._faults = FaultModel(
             visitor.faults,
             visitor.seed,
             samples=lambda client: visitor.training.samples(len(visitor.client_rows[client])),
         )
-        self.state = FederationState(weights=origin.weights)
+        self.state = FederationState(weights=origin.weights, clients=ClientStates(state_memory))
 
     def rounds(self) -> Iterator[RoundRecord]:
         """Run the rounds that are left, one for each item taken."""
@@ -101,11 +106,12 @@ class FederatedLoop:
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values, tensors and masks, for a checkpoint."""
         state, first = self.state, self._method.first_state(0, self._origin)
-        facts = {f: getattr(state, f) for f in ("weights", "round", "clients", "visits", "events", "scores")}
+        facts = {f: getattr(state, f) for f in ("weights", "round", "visits", "events", "scores")}
         # `first`, so that clients who still share the first state go on sharing it with those never visited.
         return facts | {
             "costs": asdict(state.costs),
             "dense_costs": asdict(state.dense_costs),
+            "clients": dict(state.clients),
             "first": first,
         }
 
@@ -119,10 +125,12 @@ class FederatedLoop:
                 own[id(item)] = item.to(like) if isinstance(item, torch.Tensor) else item
             return own[id(item)]
 
+        clients = ClientStates(self._state_memory)
+        clients.update((client, placed(item)) for client, item in state["clients"].items())
         self.state = FederationState(
             weights=state["weights"].to(like),
             round=state["round"],
-            clients={client: placed(item) for client, item in state["clients"].items()},
+            clients=clients,
             visits=dict(state["visits"]),
             events=dict(state["events"]),
             costs=Costs(**state["costs"]),
@@ -214,32 +222,38 @@ class FederatedLoop:
         known, next_state = self.client_state(client, state), outcome.visit.state
         # Clients that share a mask go on sharing one object, also where the visit was made by another process.
         keeps = isinstance(next_state, PackedMask) and next_state == known
-        state.clients[client] = known if keeps else next_state
+        if not keeps or client not in state.clients:
+            state.clients[client] = known if keeps else next_state
         state.visits[client] = state.visits.get(client, 0) + 1
         for metric, values in outcome.local_scores.items():
-            unknown = np.full(self._federation.clients, np.nan)
-            state.scores.setdefault("local", {}).setdefault(metric, unknown)[client] = values[0]
+            local = state.scores.setdefault("local", {})
+            if metric not in local:
+                local[metric] = np.full(self._federation.clients, np.nan)
+            local[metric][client] = values[0]
 
     def _test(self, state: FederationState) -> None:
-        """Test every client's global and personal model, where the method has them."""
-        count = self._federation.clients
+        """Test the global and the personal model of the clients whose models are tested, where the method has them."""
         models: list[tuple[Model, Sequence[int]]] = []
         if "global" in self._method.kinds:
-            models.append((Model("global"), range(count)))
+            models.append((Model("global"), self._tested))
         if "personal" in self._method.kinds:
             sharers: dict[int, tuple[Model, list[int]]] = {}  # clients with one state have one model
-            for client in range(count):
+            for client in self._tested:
                 own = self.client_state(client, state)
                 sharers.setdefault(id(own), (Model("personal", own), []))[1].append(client)
             models += sharers.values()
         run = partial(self._executor.run, weights=state.weights)
-        state.scores |= score_models(self._visitor.evaluators, models, count, run)
+        state.scores |= score_models(self._visitor.evaluators, models, self._federation.clients, run)
 
     def finetune(self, epochs: int) -> Scores:
-        """Scores after every client trained a copy of the final global weights once more, by metric."""
-        jobs = [FineTuning(self.state.round, client, epochs) for client in range(self._federation.clients)]
+        """Scores, by metric, after every tested client trained a copy of the final global weights once more."""
+        jobs = [FineTuning(self.state.round, client, epochs) for client in self._tested]
         by_client = list(self._executor.run(jobs, self.state.weights))
-        return {metric: np.concatenate([scores[metric] for scores in by_client]) for metric in by_client[0]}
+        scores = {}
+        for metric in by_client[0]:
+            scores[metric] = np.full(self._federation.clients, np.nan)
+            scores[metric][self._tested] = np.concatenate([one[metric] for one in by_client])
+        return scores
 
 
 def _spreads(state: FederationState) -> dict[str, dict[str, Spread]]:

@@ -38,6 +38,10 @@ class Hardware:
     """Threads inside one operation on the CPU; null leaves it to torch. One gives the same bytes on every machine
     of a kind, and several fare badly where another process is busy."""
 
+    state_memory_gb: float = 4.0
+    """What the visited clients' masks and personal weights may take of the memory; those that come later lie in a
+    file in the folder for temporary files (TMPDIR)."""
+
     workers: int | None = None
     """Processes among which a round's clients are shared out on the CPU; null: one for each usable core."""
 
@@ -46,6 +50,7 @@ class Hardware:
         check_choice("hardware.precision", self.precision, ("32-true", "64-true", "tf32", "bf16-mixed"))
         if self.threads is not None:
             check_range("hardware.threads", self.threads, low=1)
+        check_range("hardware.state_memory_gb", self.state_memory_gb, low=0)
         if self.workers is not None:
             check_range("hardware.workers", self.workers, low=1)
 

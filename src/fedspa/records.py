@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -129,9 +130,10 @@ class RunInfo:
     partition_hash: str
     version: str
     classes: int
-    label_counts: np.ndarray
-    """int64 [clients, classes]: the training images of each class that each client holds."""
-    partition_rows: list[np.ndarray]
+    label_counts: np.ndarray | None
+    """int64 [clients, classes]: the training images of each class that each client holds; None where that is not
+    known of so many clients without making their images."""
+    partition_rows: Sequence[np.ndarray]
     """int64 rows of the training set that each client holds, its validation rows included."""
     kinds: tuple[str, ...]
     """The kinds of model that the method's rounds can test, in the order of `KINDS`."""
@@ -145,6 +147,17 @@ class RunInfo:
     """Spent before the first round on compiling."""
     completed: int = 0
     """Rounds done before this start; more than 0 in a run that goes on from a checkpoint."""
+    many: bool = False
+    """Whether there are too many clients for a line of text and a picture's column each: arrays take their place."""
+
+    @property
+    def clients(self) -> int:
+        return len(self.partition_rows)
+
+    @property
+    def images(self) -> int:
+        """Training images of all clients."""
+        return sum(map(len, self.partition_rows))
 
 
 @dataclass(frozen=True)
@@ -186,8 +199,10 @@ class RunResult:
     clients: list[ClientRow]
     weights: dict[str, torch.Tensor]
     """The final global weights by parameter name."""
-    masks: dict[str, torch.Tensor] = field(default_factory=dict)
-    """uint8, bit-packed: a client's last mask over the flat weights."""
+    client_arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    """Of very many clients (`RunInfo.many`), instead of `clients`: what their rows would say, [clients] each."""
+    masks: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """uint8, bit-packed: a client's last mask over the flat weights, perhaps read when it is asked for."""
     local_weights: dict[str, torch.Tensor] = field(default_factory=dict)
     """With `save.local`: a client's packed local weights."""
     theory: list[TheoryRow] = field(default_factory=list)

@@ -80,6 +80,9 @@ class EvalSettings:
 
     every: int = 1
     """Rounds between two tests of every client's global and personal model (the last round is always tested)."""
+    clients: int | None = None
+    """Clients whose global and personal models are tested, and finetuned: so many, drawn from the seed once and for
+    all; null: every client. Local models are tested at each visit in any case."""
     batch_size: int = 500
     final_rounds: int = 1
     """The final accuracy is the mean over this many last tested rounds; never the best on test data."""
@@ -88,6 +91,8 @@ class EvalSettings:
 
     def __post_init__(self) -> None:
         check_range("eval.every", self.every, low=1)
+        if self.clients is not None:
+            check_range("eval.clients", self.clients, low=1)
         check_range("eval.batch_size", self.batch_size, low=1)
         check_range("eval.final_rounds", self.final_rounds, low=1)
         for target in self.targets:
@@ -181,6 +186,12 @@ class SaveSettings:
     """Keep the local weights of every visited client, packed."""
     upload_weights: bool = False
     """Send the weights and masks to the tracking store too, not only the small files."""
+    client_files: int = 10_000
+    """Up to so many clients each has a row in clients.csv, a line in partition.json and a column in partition.png;
+    of more there are arrays, and no picture."""
+
+    def __post_init__(self) -> None:
+        check_range("save.client_files", self.client_files, low=0)
 
 
 @dataclass

@@ -93,7 +93,7 @@ class History:
             "sparsity": info.sparsity,
             "seed": info.seed,
             "rounds": info.rounds,
-            "clients": len(info.label_counts),
+            "clients": info.clients,
             "accuracy": {kind: asdict(spread) if spread else None for kind, spread in accuracy.items()},
             "rounds_to_accuracy": {
                 kind: {f"{target:g}": round for target, round in reached.items()}
@@ -135,4 +135,4 @@ def _finetune_flops(info: RunInfo) -> int:
         key: value for key, value in info.config["dataset"].items() if key != "path"
     }  # it may have gone by now
     report = CostReport.of(check(OmegaConf.create(info.config | {"dataset": facts, "loggers": {}})))
-    return report.finetuning(report.training_rows(info.label_counts.sum(axis=1).tolist()))
+    return report.finetuning(report.training_rows([len(rows) for rows in info.partition_rows]))

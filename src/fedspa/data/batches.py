@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -27,6 +28,9 @@ class Pixels:
     mean, std: of each channel (or one for all), for pixels in [0, 1]. dtype: of the batches.
     """
 
+    in_memory: ClassVar[bool] = True
+    """Whether the images lie on the device, so that batches can be gathered by a captured graph."""
+
     def __init__(
         self,
         images: ImageSet,
@@ -44,7 +48,7 @@ class Pixels:
         # One black pixel after the last image: where a crop reaches over the border, it reads that one.
         black = torch.zeros(self.channels, dtype=torch.uint8)
         memory = torch.cat([images.images.permute(0, 2, 3, 1).reshape(-1), black]).to(self.device)
-        self._images = memory[: -self.channels].view(count, -1)  # [N, H*W*C]
+        self._images = memory[: -self.channels].view(count, self.side * self.side * self.channels)
         self._pixels = memory.view(-1, self.channels)  # [N*H*W + 1, C]
         self._line = torch.arange(self.side, device=self.device)
         # (pixel / 255 - mean) / std is pixel * scale + shift; both are as long as an image, which vectorises.
@@ -56,6 +60,10 @@ class Pixels:
         exact = torch.promote_types(dtype, torch.float32)  # narrower floats are rounded once, at the end
         self._scale = (1 / (255 * spread)).to(self.device, exact)
         self._shift = (-centre / spread).to(self.device, exact)
+
+    def labels_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """The labels int64 [n] of rows int64 [n], on the device."""
+        return self.labels[rows.to(self.device)]
 
     def batch(self, rows: torch.Tensor, draws: torch.Tensor | None) -> Batch:
         """The images of `rows` int64 [B]; `draws` int64 [B, 5] as of `draw` augments them, None does not."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from fedspa.data.source import ImageData, ImageSource
+from fedspa.data.made import MadeImages
+from fedspa.data.source import ImageData, ImageSet, ImageSource
 from fedspa.errors import UserError
 from fedspa.partition.base import Partition, label_counts
+from fedspa.partition.blocks import Blocks
 from fedspa.randomness import numpy_generator
 
 
@@ -16,9 +20,15 @@ from fedspa.randomness import numpy_generator
 class ClientRows:
     """Sorted int64 rows of each client: `train` and `val` index the train split, `test` the test split."""
 
-    train: list[np.ndarray]
-    val: list[np.ndarray]
-    test: list[np.ndarray]
+    train: Sequence[np.ndarray]
+    val: Sequence[np.ndarray]
+    test: Sequence[np.ndarray]
+
+    def held(self, images: ImageSet | MadeImages) -> Sequence[np.ndarray]:
+        """The training rows of each client, its validation rows included."""
+        if isinstance(images, MadeImages):
+            return OnDemand(images.clients, images.rows)
+        return [np.sort(np.concatenate(parts)) for parts in zip(self.train, self.val, strict=True)]
 
 
 def client_rows(
@@ -29,6 +39,8 @@ def client_rows(
     Test rows follow the label shares of the client's training rows before its validation rows are taken out,
     and are drawn for each client on its own, so that two clients may share some.
     """
+    if isinstance(data.train, MadeImages) or isinstance(data.test, MadeImages):
+        return _made_rows(data, source, partition, seed)
     labels = data.train.labels.numpy()
     held = partition.split(labels, clients, numpy_generator(seed, "partition"))
     counts = label_counts(labels, held, source.classes)
@@ -36,16 +48,48 @@ def client_rows(
     test_by_class = [np.flatnonzero(test_labels == label) for label in range(source.classes)]
     available = np.array([len(rows) for rows in test_by_class])
 
-    rows = ClientRows([], [], [])
+    train_rows, val_rows, test_rows = [], [], []
     for client in range(clients):
         train, val = _hold_out(held[client], source.val_fraction, seed, client)
         take = _test_counts(counts[client], available, source, client)
         rng = numpy_generator(seed, "client_test", client=client)
         drawn = [rng.choice(test_by_class[c], take[c], replace=False) for c in np.flatnonzero(take)]
-        rows.train.append(train)
-        rows.val.append(val)
-        rows.test.append(np.sort(np.concatenate(drawn)))
-    return rows
+        train_rows.append(train)
+        val_rows.append(val)
+        test_rows.append(np.sort(np.concatenate(drawn)))
+    return ClientRows(train_rows, val_rows, test_rows)
+
+
+class OnDemand(Sequence[np.ndarray]):
+    """A list of as many clients' rows as there may be, each found when it is asked for."""
+
+    def __init__(self, clients: int, rows: Callable[[int], np.ndarray]) -> None:
+        self._clients, self._rows = range(clients), rows
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __getitem__(self, client: Any) -> Any:
+        return self._rows(self._clients[client])
+
+
+def _made_rows(data: ImageData, source: ImageSource, partition: Partition, seed: int) -> ClientRows:
+    """Rows of clients whose images are made for them: nothing is dealt, and nothing is held in memory."""
+    train, test = data.train, data.test
+    assert isinstance(train, MadeImages) and isinstance(test, MadeImages)
+    if not isinstance(partition, Blocks):
+        raise UserError(
+            f"dataset={source.name} makes each client images of its own, which partition={partition.name} cannot "
+            "deal to others: it must be partition=blocks."
+        )
+
+    def kept(part: int) -> OnDemand:
+        return OnDemand(
+            train.clients,
+            lambda client: _hold_out(train.rows(client), source.val_fraction, seed, client)[part],
+        )
+
+    return ClientRows(kept(0), kept(1), OnDemand(test.clients, test.rows))
 
 
 def _hold_out(rows: np.ndarray, fraction: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:

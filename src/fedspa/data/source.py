@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from fedspa.errors import UserError, check_choice, check_range
+
+if TYPE_CHECKING:
+    from fedspa.data.made import MadeImages
 
 SPLITS = ("train", "test")
 
@@ -48,10 +52,10 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set in memory, decoded once. Clients hold row numbers into it, never copies."""
+    """A data set in memory, decoded once, or made on demand. Clients hold row numbers into it, never copies."""
 
-    train: ImageSet
-    test: ImageSet
+    train: ImageSet | MadeImages
+    test: ImageSet | MadeImages
 
 
 @dataclass(kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -30,23 +31,26 @@ class SyntheticImages(ImageSource):
         check_range("dataset.noise", self.noise, low=0)
         check_range("dataset.data_seed", self.data_seed, low=0)
 
+    @cached_property
     def patterns(self) -> torch.Tensor:
         """The class patterns, float [classes, C, H, W]: 4 x 4 grids of normal draws, stretched."""
         shape = (self.classes, self.channels, 4, 4)
         coarse = torch.randn(shape, generator=generator(self.data_seed, "synthetic_patterns"))
         return torch.nn.functional.interpolate(coarse, size=self.image_size, mode="bilinear")
 
+    def draw(self, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """The images uint8 [n, C, H, W] of labels int64 [n] under standard normal noise [n, C, H, W]."""
+        return (128 + 40 * (self.patterns[labels] + self.noise * noise)).clamp(0, 255).to(torch.uint8)
+
     def read(self, split: str) -> ImageSet:
         total = self.train_size if split == "train" else self.test_size
         rows = self.rows_to_read(split, total, f"dataset={self.name}")
-        patterns = self.patterns()
         images = torch.empty(rows, self.channels, self.image_size, self.image_size, dtype=torch.uint8)
         labels = torch.empty(rows, dtype=torch.int64)
         for piece, first in enumerate(range(0, rows, ROWS_AT_ONCE)):
             source = generator(self.data_seed, f"synthetic_{split}", round=piece)
             drawn = torch.randint(self.classes, (ROWS_AT_ONCE,), generator=source)
             noise = torch.randn((ROWS_AT_ONCE, *images.shape[1:]), generator=source)
-            bright = (128 + 40 * (patterns[drawn] + self.noise * noise)).clamp(0, 255).to(torch.uint8)
-            images[first : first + ROWS_AT_ONCE] = bright[: rows - first]
+            images[first : first + ROWS_AT_ONCE] = self.draw(drawn, noise)[: rows - first]
             labels[first : first + ROWS_AT_ONCE] = drawn[: rows - first]
         return ImageSet(images, labels)

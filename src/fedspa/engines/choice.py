@@ -65,7 +65,7 @@ class Compiled(EngineChoice):
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:
         from fedspa.engines.compiled import CompiledEngine
 
-        with _told(self.name):
+        with _told(self.name, eager):
             return CompiledEngine(eager, workload.largest, self.compiler)
 
 
@@ -84,15 +84,20 @@ class Stacked(Compiled):
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:
         from fedspa.engines.stacked import StackedEngine
 
-        with _told(self.name):
+        with _told(self.name, eager):
             return StackedEngine(eager, workload.largest, self.clients, self.compiler)
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _told(name: str, eager: EagerEngine) -> Iterator[None]:
     """Turns what dynamo, inductor or a capture raise into a sentence."""
     import torch
 
+    if not eager.pixels.in_memory:
+        raise UserError(
+            f"engine={name} needs all images on the device, but this data set makes them when a client needs them: "
+            "use engine=eager."
+        )
     try:
         yield
     except torch.OutOfMemoryError:
@@ -116,7 +121,7 @@ class Auto(EngineChoice):
         check_range("engine.least_steps", self.least_steps, low=0)
 
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:
-        if eager.device.type != "cuda" or workload.steps < self.least_steps:
+        if eager.device.type != "cuda" or workload.steps < self.least_steps or not eager.pixels.in_memory:
             return eager
         try:
             return Compiled(name="compiled").build(eager, workload)

@@ -83,7 +83,7 @@ class EagerEngine:
 
     def _training_accuracy(self, request: TrainingAccuracy) -> float:
         predicted = self.predict(request.weights, self.pixels, request.rows, self.settings.batch_size)
-        return float((predicted == self.pixels.labels[request.rows.to(predicted.device)]).double().mean())
+        return float((predicted == self.pixels.labels_of(request.rows)).double().mean())
 
     def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Dense gradient [total] of the mean loss over all `rows` (int64 [n]), without augmentation."""

@@ -48,7 +48,7 @@ class ConsoleView:
         self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._line_round, self._line_time = self._done, self._clock()
         self._say(
-            f"{info.config.get('name', 'run')}: {len(info.label_counts)} clients, {info.rounds} rounds",
+            f"{info.config.get('name', 'run')}: {info.clients} clients, {info.rounds} rounds",
             style="bold",
         )
         if info.compile_seconds:

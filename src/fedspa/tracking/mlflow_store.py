@@ -175,7 +175,7 @@ def _tags(info: RunInfo) -> dict[str, str]:
         "partition_hash": info.partition_hash,
         "version": info.version,
     }
-    clients, images = len(info.label_counts), int(info.label_counts.sum())
+    clients, images = info.clients, info.images
     note = (
         f"{info.names.get('method')} with mask {info.names.get('mask')} at sparsity {info.sparsity} on "
         f"{info.names.get('dataset')} / {info.names.get('model')}: {info.rounds} rounds, {clients} clients "

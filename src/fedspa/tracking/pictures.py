@@ -36,7 +36,8 @@ class Pictures:
 
     def start(self, info: RunInfo) -> None:
         self._info = info
-        _save(partition_picture(info.label_counts), info, "partition.png")
+        if info.label_counts is not None and not info.many:
+            _save(partition_picture(info.label_counts), info, "partition.png")
 
     def round(self, record: RoundRecord) -> None:
         for kind, metrics in record.scores.items():

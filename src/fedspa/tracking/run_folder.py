@@ -3,11 +3,12 @@
 | file | when | what |
 |---|---|---|
 | config.yaml | start | the resolved config |
-| partition.json | start | the partition's settings, its hash and the training rows of each client |
+| partition.json | start | the partition's settings, its hash and the training rows of each client; of very many |
+| | | clients their number and sizes, and all rows in partition.safetensors |
 | rounds.csv | each round | a row a round; the same run gives the same bytes, so no wall-clock time is in it |
 | timing.csv | each round | seconds by phase |
 | events.csv | each round | a row for each client or round that did not go as it should, mostly none |
-| clients.csv | end | a row a client |
+| clients.csv | end | a row a client; of very many (see `save.client_files`) clients.safetensors, an array a column |
 | tensors.csv | end | a row a parameter tensor, in the order in which masks and flat weights hold them |
 | weights, masks, local_weights.safetensors | end | what there is of them |
 | theory.csv | end, with `theory.every` | the quantities of Theorem 1 |
@@ -21,7 +22,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,10 +41,10 @@ from fedspa.records import (
     TheoryRow,
 )
 from fedspa.resuming import CONFIG_HASH
+from fedspa.tracking.tensor_file import save_tensors
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
 STATISTICS = tuple(f.name for f in fields(Spread))
 """How a score is spread over the clients: mean, std, p10, worst_decile, min, max, clients."""
@@ -85,7 +86,7 @@ class RunFolder:
                 )
             config = OmegaConf.to_yaml(OmegaConf.create(info.config))
             write_whole(folder / "config.yaml", f"{CONFIG_HASH}{info.config_hash}\n{config}")
-            write_whole(folder / "partition.json", _partition_json(info))
+            self._write_partition()
         for name, columns in (
             ("rounds.csv", _round_columns(info)),
             ("timing.csv", ["round", *(f"{phase}_s" for phase in PHASES)]),
@@ -103,11 +104,10 @@ class RunFolder:
     def finish(self, result: RunResult) -> None:
         self._close()
         folder = self._info.folder
-        kinds = [kind for kind in KINDS if any(kind in client.scores for client in result.clients)]
-        clients = _Table(folder / "clients.csv", _client_columns(kinds, self._info.classes))
-        for client in result.clients:
-            clients.write(_client_row(client, self._info.label_counts[client.client]))
-        clients.close()
+        if self._info.many:
+            self._save_arrays("clients", result.client_arrays)
+        else:
+            self._write_clients(result.clients)
         layout = _Table(folder / "tensors.csv", ["tensor", "shape", "parameters"])
         for name, tensor in result.weights.items():  # safetensors files are in alphabetical order
             layout.write(
@@ -116,7 +116,7 @@ class RunFolder:
         layout.close()
         for name in ("weights", "masks", "local_weights"):
             if tensors := getattr(result, name):
-                _save_tensors(folder / f"{name}.safetensors", tensors, self._info.config_hash)
+                save_tensors(folder / f"{name}.safetensors", tensors, self._info.config_hash)
         if result.theory:
             theory = _Table(folder / "theory.csv", [f.name for f in fields(TheoryRow)])
             for row in result.theory:
@@ -126,6 +126,33 @@ class RunFolder:
 
     def abort(self, status: str, reason: str) -> None:
         self._close()
+
+    def _write_clients(self, clients: Sequence[ClientRow]) -> None:
+        kinds = [kind for kind in KINDS if any(kind in client.scores for client in clients)]
+        counts = self._info.label_counts
+        assert counts is not None
+        table = _Table(self._info.folder / "clients.csv", _client_columns(kinds, self._info.classes))
+        for client in clients:
+            table.write(_client_row(client, counts[client.client]))
+        table.close()
+
+    def _write_partition(self) -> None:
+        info = self._info
+        text = _partition_summary(info) if info.many else _partition_json(info)
+        write_whole(info.folder / "partition.json", text)
+        if info.many and isinstance(
+            info.partition_rows, list
+        ):  # rows that are found on demand are consecutive
+            import numpy as np
+
+            sizes = np.array([len(rows) for rows in info.partition_rows])
+            self._save_arrays("partition", {"rows": np.concatenate(info.partition_rows), "sizes": sizes})
+
+    def _save_arrays(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        import torch
+
+        tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+        save_tensors(self._info.folder / f"{name}.safetensors", tensors, self._info.config_hash)
 
     def _close(self) -> None:
         for table in self._tables.values():
@@ -227,10 +254,16 @@ def _partition_json(info: RunInfo) -> str:
     return f'{json.dumps(head)[:-1]}, "train_rows": [\n{clients}\n]}}\n'
 
 
-def _save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], config_hash: str) -> None:
-    from safetensors.torch import save
-
-    # Copies: the parameters are views of one vector, and safetensors refuses tensors that share memory.
-    # One key of metadata: several are written in a random order, and the same run must give the same bytes.
-    own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-    write_whole(path, save(own, metadata={"config_hash": config_hash}))
+def _partition_summary(info: RunInfo) -> str:
+    """What is worth reading of a partition among very many clients."""
+    sizes = [len(rows) for rows in info.partition_rows]
+    facts = {
+        "hash": info.partition_hash,
+        "seed": info.seed,
+        "settings": info.config.get("partition", {}),
+        "clients": info.clients,
+        "images": sum(sizes),
+        "smallest": min(sizes),
+        "largest": max(sizes),
+    }
+    return json.dumps(facts, indent=2) + "\n"

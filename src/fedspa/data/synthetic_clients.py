@@ -1,0 +1,71 @@
+"""Synthetic images by client: every client's are a pure function of a seed and its number, made when needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from fedspa.data.made import MadeImages
+from fedspa.data.source import SPLITS, ImageData, ImageSet
+from fedspa.data.synthetic import SyntheticImages
+from fedspa.errors import UserError, check_range
+from fedspa.randomness import generator, numpy_generator
+
+KEPT = 16
+"""Clients whose images are kept."""
+
+
+@dataclass(kw_only=True)
+class SyntheticClients(SyntheticImages):
+    """Patterns and noise of `SyntheticImages`; each client draws its label shares from Dirichlet(gamma).
+
+    There is no list of images, rows or clients anywhere: a client costs nothing until it is visited or tested.
+    """
+
+    client_train_images: int = 50
+    gamma: float = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("dataset.client_train_images", self.client_train_images, low=1)
+        check_range("dataset.gamma", self.gamma, low=0, low_open=True)
+        clients = self.clients
+        sizes = (clients * self.client_train_images, clients * self.client_test_images)
+        if (self.effective_train_size, self.effective_test_size) != sizes or not clients:
+            raise UserError(
+                f"dataset.train_size={self.effective_train_size} and dataset.test_size={self.effective_test_size} must "
+                f"be so many clients times dataset.client_train_images={self.client_train_images} and "
+                f"dataset.client_test_images={self.client_test_images}: leave them to the YAML file."
+            )
+
+    @property
+    def clients(self) -> int:
+        return self.effective_train_size // self.client_train_images
+
+    def images_of(self, split: str, client: int) -> ImageSet:
+        """A client's images of "train" or "test": its labels by its own shares, in random order."""
+        count = self.client_train_images if split == "train" else self.client_test_images
+        shares = numpy_generator(self.data_seed, "client_shares", client=client).dirichlet(
+            [self.gamma] * self.classes
+        )
+        source = generator(self.data_seed, f"client_{split}", client=client)
+        labels = torch.multinomial(torch.from_numpy(shares), count, replacement=True, generator=source)
+        noise = torch.randn((count, self.channels, self.image_size, self.image_size), generator=source)
+        return ImageSet(self.draw(labels, noise), labels)
+
+    def load(self) -> ImageData:
+        """Both splits, of which nothing is made yet."""
+
+        def made(split: str) -> MadeImages:
+            each = self.client_train_images if split == "train" else self.client_test_images
+            make = lru_cache(KEPT)(lambda client: self.images_of(split, client))
+            return MadeImages(make, self.clients, each, self.channels, self.image_size)
+
+        return ImageData(**{split: made(split) for split in SPLITS})
+
+    def read(self, split: str) -> ImageSet:
+        """All images of a split at once, for federations that are small enough."""
+        sets = [self.images_of(split, client) for client in range(self.clients)]
+        return ImageSet(torch.cat([made.images for made in sets]), torch.cat([made.labels for made in sets]))
