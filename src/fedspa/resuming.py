@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from fedspa.config import Plan, what_differs
-from fedspa.errors import UserError
+from fedspa.errors import UserError, brief
 from fedspa.paths import project_root
 
 AUTO = "auto"
@@ -58,7 +60,7 @@ def place(plan: Plan, folder: Path, *, given: bool) -> Place:
             raise UserError(
                 f"resume={resume} holds no run: name the folder of one (it has a config.yaml), or auto."
             )
-    refuse_others(plan, OmegaConf.to_container(OmegaConf.load(found / "config.yaml")), found)
+    refuse_others(plan, _config_in(found), found)
     return Place(found, is_finished(found, plan.config_hash))
 
 
@@ -95,6 +97,17 @@ def config_hash_in(folder: Path) -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     return line.removeprefix(CONFIG_HASH) if line.startswith(CONFIG_HASH) else None
+
+
+def _config_in(folder: Path) -> object:
+    """The resolved config of the run that began in a folder; YAML is read without what could make objects."""
+    file = folder / "config.yaml"
+    try:
+        return OmegaConf.to_container(OmegaConf.load(file))
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(
+            f"{file} cannot be read ({brief(error)}): put it back as it was, or begin a new run in another folder."
+        ) from error
 
 
 def _newest(config_hash: str) -> Path | None:

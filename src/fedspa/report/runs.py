@@ -99,7 +99,7 @@ class Found:
 def read_runs(folders: Mapping[str, Path]) -> Found:
     """Read the runs of these folders, by name. Raises `UserError` where not one can be read."""
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError  # type: ignore[import-untyped]
+    from yaml import YAMLError
 
     runs: list[Run] = []
     left_out: list[tuple[str, str]] = []
