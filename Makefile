@@ -18,6 +18,9 @@ check: $(READY) ## look for mistakes without running: ruff and mypy
 	$(RUN) -m ruff format --check --quiet .
 	$(RUN) -m mypy
 
+bench: $(READY) ## measure speed on this CPU and write docs/performance.md, in about six minutes
+	$(RUN) benchmarks/all.py
+
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedspa needs Python 3.11 or newer: make PYTHON=python3.11")'
 	@echo "Making $(VENV): a few minutes, once."
@@ -25,4 +28,4 @@ $(READY): pyproject.toml constraints.txt
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
 
-.PHONY: help demo test check
+.PHONY: help demo test check bench

@@ -1,5 +1,6 @@
 """The networks: one file an architecture, each an `nn.Module` called with (channels, image_size, classes).
 
-Input float [N, channels, image_size, image_size], output logits [N, classes]; either memory format of the
-input works, channels-last is the fast one. None has state beside its parameters (no BatchNorm buffers).
+Input float [N, channels, image_size, image_size], output logits [N, classes]. Batches come channels-last, which is
+the fast memory format but for many channels on a CPU; any works. None has state beside its parameters (no BatchNorm
+buffers).
 """

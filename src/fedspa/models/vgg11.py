@@ -44,4 +44,6 @@ class VGG11(nn.Module):
         nn.init.normal_(self.classifier.weight, std=0.01)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if images.device.type == "cpu":  # where channels-last takes a fifth longer for this many channels
+            images = images.contiguous()
         return self.classifier(self.features(images).mean((2, 3)))

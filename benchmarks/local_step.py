@@ -1,0 +1,75 @@
+"""One step of local training, by model and engine, on one thread: `python benchmarks/local_step.py [repeats]`.
+
+Ours (augmentation off, clipping and all) against the same step written down in plain PyTorch, on the same images. Give
+`engine=compiled` and other words of src/train.py after the repeats to change what is measured.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+from bench import PlainLeNet5, Row, cpu_seconds, federation, in_turns, plain_visit, repeats, report, seconds
+
+from fedspa.models.resnet18 import ResNet18
+from fedspa.models.small_cnn import SmallCNN
+from fedspa.models.vgg11 import VGG11
+from fedspa.randomness import generator
+from fedspa.requests import Train
+
+MODELS = {
+    "small_cnn": (lambda: SmallCNN(1, 8, 10), 1, 8, 10, 64),
+    "lenet5": (PlainLeNet5, 1, 28, 26, 128),
+    "vgg11": (lambda: VGG11(3, 32, 10), 3, 32, 10, 32),
+    "resnet18": (lambda: ResNet18(3, 32, 100), 3, 32, 100, 16),
+}
+"""The plain loop's network, channels, side, classes, and a batch that keeps a repeat short on a CPU."""
+STEPS = 5
+
+
+def rows(repeats: int, overrides: Sequence[str]) -> Iterator[Row]:
+    for model, (build, channels, side, classes, batch) in MODELS.items():
+        made = federation(
+            "dataset=synthetic", "partition=iid", "method=fedavg", "federation.clients=1",
+            "federation.clients_per_round=1", "hardware.workers=1", f"model={model}", f"dataset.channels={channels}",
+            f"dataset.image_size={side}", f"dataset.classes={classes}", f"dataset.train_size={STEPS * batch}",
+            "dataset.test_size=200", f"training.batch_size={batch}", *overrides,
+        )  # fmt: skip
+        engine, own, train = made.visitor.engine, torch.from_numpy(made.rows.train[0]), made.data.train
+        network = build().to(engine.device)
+        start = {name: value.clone() for name, value in network.state_dict().items()}
+        images, labels, weights = (
+            item.to(engine.device) for item in (train.images, train.labels, engine.weights)
+        )
+
+        def wait(engine=engine) -> None:
+            if engine.device.type == "cuda":
+                torch.cuda.synchronize(engine.device)
+
+        def plain(network=network, start=start, images=images, labels=labels, own=own, batch=batch) -> None:
+            plain_visit(network, start, images, labels, own, epochs=1, batch_size=batch)
+            wait()
+
+        def ours(engine=engine, weights=weights, own=own) -> None:
+            source = generator(0, "benchmark")
+            engine.answer([Train(weights=weights, rows=own, epochs=1, learning_rate=0.1, generator=source)])
+            wait()
+
+        spent = seconds if engine.device.type == "cuda" else cpu_seconds
+        works = [lambda work=work, spent=spent: 1000 * spent(work) / STEPS for work in (plain, ours)]
+        plain_ms, own_ms = in_turns(repeats, works)
+        yield {
+            "model": model,
+            "engine": engine.name,
+            "device": engine.device.type,
+            "batch": batch,
+            "plain_ms": plain_ms,
+            "fedspa_ms": own_ms,
+            "ratio": own_ms / plain_ms,
+            "samples_per_s": 1000 * batch / own_ms,
+        }
+
+
+if __name__ == "__main__":
+    report(rows(repeats(5), sys.argv[2:]))
