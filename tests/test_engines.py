@@ -25,7 +25,7 @@ from fedspa import experiment
 from fedspa.config import check, config_dir, register
 from fedspa.data.batches import Pixels
 from fedspa.data.source import Augmentation
-from fedspa.engines.choice import Auto, Compiled, Workload
+from fedspa.engines.choice import Auto, Compiled, Stacked, Workload
 from fedspa.engines.compiled import CompiledEngine
 from fedspa.engines.stacked import StackedEngine
 from fedspa.errors import UserError
@@ -346,11 +346,13 @@ def test_mistakes_are_told(plan, words, sentence):
 
 
 def test_auto_compiles_long_runs_on_a_gpu_and_falls_back_where_it_cannot(monkeypatch, caplog):
-    eager = SimpleNamespace(device=torch.device("cuda"))
+    eager = SimpleNamespace(device=torch.device("cuda"), pixels=SimpleNamespace(in_memory=True))
     auto = Auto(name="auto", least_steps=100)
     monkeypatch.setattr(Compiled, "build", lambda self, eager, workload: "compiled")
     assert auto.build(eager, Workload(largest=5, steps=100)) == "compiled"
     assert auto.build(eager, Workload(largest=5, steps=99)) is eager
+    made = SimpleNamespace(device=torch.device("cuda"), pixels=SimpleNamespace(in_memory=False))
+    assert auto.build(made, Workload(largest=5, steps=100)) is made
 
     def fail(self, eager, workload):
         raise UserError("engine=compiled cannot compile; use engine=eager.")
@@ -368,6 +370,13 @@ def test_a_compiler_that_fails_is_told_in_a_sentence(monkeypatch):
     eager = engine(network(), AUGMENTED, TrainingSettings(batch_size=4))
     with pytest.raises(UserError, match=r"here \(no working C\+\+ compiler\); use engine=eager\.$"):
         Compiled(name="compiled").build(eager, Workload(largest=4, steps=1))
+
+
+@pytest.mark.parametrize("choice", [Compiled(name="compiled"), Stacked(name="stacked")])
+def test_images_that_are_made_on_demand_cannot_be_captured(choice):
+    eager = SimpleNamespace(pixels=SimpleNamespace(in_memory=False))
+    with pytest.raises(UserError, match=f"engine={choice.name} needs all images on the device"):
+        choice.build(eager, Workload(largest=4, steps=1))
 
 
 def test_tf32_is_single_precision_whose_products_cuda_may_round():
