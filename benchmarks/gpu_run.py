@@ -104,7 +104,7 @@ def tracked(plan: Plan, federation: assembly.Federation) -> Iterator[Trackers]:
     """Whatever a run logs to, in a folder that goes away."""
     with tempfile.TemporaryDirectory() as folder:
         trackers = Trackers({"run_folder": RunFolder()})
-        trackers.start(experiment.describe(plan, federation, Path(folder)))
+        trackers.start(experiment.describe(plan, federation, Path(folder), 0))
         yield trackers
         trackers.abort("KILLED", "measured")
 

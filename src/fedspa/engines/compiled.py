@@ -84,7 +84,7 @@ class CompiledEngine:
         for part in sent(plan[:, : step.batch_size], self.device):
             step.part.copy_(part)
             step.take_step()
-        return Trained(step.weights.clone(), step.loss_sum / samples, samples)
+        return Trained(step.weights.clone(), step.loss_sum[0] / samples, samples)
 
     def _gradient(self, request: Gradient) -> torch.Tensor:
         step = self._step

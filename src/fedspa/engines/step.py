@@ -37,11 +37,12 @@ class LocalStep:
         self.mask = torch.ones_like(self.weights)
         self.anchor = torch.zeros_like(self.weights)
         self.velocity = torch.zeros_like(self.weights) if eager.settings.momentum else None
-        self.rate = torch.zeros((), device=device, dtype=self.weights.dtype)
-        self.pull = torch.zeros((), device=device, dtype=self.weights.dtype)
+        # No tensor here is without a dimension: torch.compile loses what is written into such a one on the CPU.
+        self.rate = torch.zeros(1, device=device, dtype=self.weights.dtype)
+        self.pull = torch.zeros(1, device=device, dtype=self.weights.dtype)
         """Learning rate times the strength of the pull to `anchor`; 0 does not move the weights."""
-        self.loss_sum = torch.zeros(shape, device=device, dtype=torch.float64)
-        """Over the images of all steps since the start."""
+        self.loss_sum = torch.zeros(lanes or 1, device=device, dtype=torch.float64)
+        """Over the images of all steps since the start, of each lane."""
         self.part = torch.zeros((*shape, batch_size, columns), device=device, dtype=torch.int64)
         """The batch, as `Pixels.filled_up` takes it."""
 
