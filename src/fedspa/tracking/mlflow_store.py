@@ -58,8 +58,7 @@ class MLflowTracker:
         """What a resumed run needs to go on in the same run of the store, without a point doubled or missing."""
         if self._outbox is None:
             return {}
-        points = [list(point) for point in self._outbox.undelivered]
-        return {"run_id": self._run_id, "tracking_uri": self.uri, "points": points}
+        return {"run_id": self._run_id, "tracking_uri": self.uri, "points": self._outbox.undelivered}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the run of a `state_dict`; the next `start` finds it in the store."""
