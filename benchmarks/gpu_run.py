@@ -59,7 +59,7 @@ class Run:
         sizes = {"train_size": self.train_size, "test_size": 10_000}
         federation = {"clients": 100, "clients_per_round": 10, "rounds": self.rounds}
         if tiny:
-            sizes = {"train_size": 80, "test_size": 40}
+            sizes = {"train_size": 80, "test_size": 800}
             federation = {"clients": 4, "clients_per_round": 2, "rounds": self.rounds}
         augmentation = ["+dataset.augmentation={crop_padding: 4, flip: true}"] if self.channels == 3 else []
         return [
