@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fedspa import checkpoint
 from fedspa.archive import ArchiveError, data_size, pack, read, unpack
 from fedspa.checkpoint import BEST, SHARE, Checkpoints, checkpoint_files
+from fedspa.client_states import ClientStates
 from fedspa.masks.packed import PackedMask
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
@@ -76,6 +77,18 @@ def test_what_is_shared_is_stored_once_and_shared_again():
     clients = again["clients"]
     assert again["first"] is clients[0] is clients[2] and clients[1] is clients[3]
     assert clients[4] is not clients[1] and torch.equal(clients[4], clients[1])
+
+
+def test_states_in_a_file_are_written_as_if_they_were_in_memory():
+    states = {client: tensor(torch.float32, [50], client) for client in range(4)}
+    states[4] = PackedMask.pack(torch.ones(77))
+    spilled = ClientStates(memory=405)
+    spilled.update(states)
+    assert spilled.in_file == 3
+    snapshot = spilled.at_rest()
+    for client in states:
+        spilled[client] = torch.zeros(50)  # a later round, which must not reach the snapshot
+    assert pack(snapshot) == pack(states)
 
 
 @pytest.mark.parametrize("alien", [object(), {1, 2}, {(1, 2): 3}, b"bytes", [lambda: 0]])

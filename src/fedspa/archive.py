@@ -26,10 +26,14 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from fedspa.client_states import Stored
 from fedspa.masks.packed import PackedMask
 
 Tree: TypeAlias = Any
-"""None, bool, int, float, str, tensor, numpy array or PackedMask, in lists and in dicts with plain keys."""
+"""None, bool, int, float, str, tensor, numpy array or PackedMask, in lists and in dicts with plain keys.
+
+A `Stored` state may stand for the tensor or mask that it is; it is read only when it is written.
+"""
 
 MAGIC, VERSION = b"FSPA-ARC", 1
 _HEADER = struct.Struct("<8sIQQ")
@@ -152,9 +156,11 @@ class _Entry(NamedTuple):
 
     @classmethod
     def of(cls, item: Any) -> _Entry:
+        if isinstance(item, Stored):
+            return cls("tensor" if item.mask_length is None else "mask", *_layout(item), item.mask_length)
         kind = next(kind for kind, known in _KINDS.items() if isinstance(item, known))
         values, length = (item.bits, item.length) if isinstance(item, PackedMask) else (item, None)
-        return cls(kind, str(values.dtype).removeprefix("torch."), list(values.shape), length)
+        return cls(kind, *_layout(values), length)
 
     @property
     def bytes(self) -> int:
@@ -174,8 +180,14 @@ class _Entry(NamedTuple):
         return PackedMask(values, self.length)
 
 
+def _layout(values: Any) -> tuple[str, list[int]]:
+    return str(values.dtype).removeprefix("torch."), list(values.shape)
+
+
 def _flat(item: Any) -> torch.Tensor:
     """The values of an object as they lie in an archive: uint8 on the CPU."""
+    if isinstance(item, Stored):
+        item = item.read()
     if isinstance(item, PackedMask):
         item = item.bits
     values = torch.from_numpy(np.ascontiguousarray(item)) if isinstance(item, np.ndarray) else item.detach()
@@ -195,7 +207,7 @@ def _encode(node: Tree, objects: dict[int, tuple[int, Any]]) -> Any:
         if not all(key is None or isinstance(key, bool | int | float | str) for key in node):
             raise TypeError("a checkpoint's keys must be plain values")
         return {_ITEMS: [[key, _encode(value, objects)] for key, value in node.items()]}
-    if not isinstance(node, tuple(_KINDS.values())):
+    if not isinstance(node, (*_KINDS.values(), Stored)):
         raise TypeError(f"{type(node).__name__} cannot be in a checkpoint")
     number, _ = objects.setdefault(id(node), (len(objects), node))
     return {_TAG: number}

@@ -24,7 +24,7 @@ class ClientStates(MutableMapping[int, ClientState]):
         files (TMPDIR), which nobody else sees and which ends with the process."""
         self._file = _StateFile()
         self._memory = memory
-        self._items: dict[int, ClientState | _Stored] = {}
+        self._items: dict[int, ClientState | Stored] = {}
         self._sharers: dict[int, int] = {}
         """How many clients have a state that is in memory, by its id."""
         self._held = 0
@@ -36,9 +36,13 @@ class ClientStates(MutableMapping[int, ClientState]):
         other._items, other._sharers = dict(self._items), dict(self._sharers)
         return other
 
+    def at_rest(self) -> dict[int, ClientState | Stored]:
+        """All states as they are held, those in the file unread: they stay what they are while this dict lives."""
+        return dict(self._items)
+
     def __getitem__(self, client: int) -> ClientState:
         item = self._items[client]
-        return item.read() if isinstance(item, _Stored) else item
+        return item.read() if isinstance(item, Stored) else item
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         self._let_go(client)
@@ -69,12 +73,12 @@ class ClientStates(MutableMapping[int, ClientState]):
     @property
     def in_file(self) -> int:
         """How many states lie in the file."""
-        return sum(isinstance(item, _Stored) for item in self._items.values())
+        return sum(isinstance(item, Stored) for item in self._items.values())
 
     def _let_go(self, client: int) -> None:
         """Count a client's present state no longer."""
         state = self._items.get(client)
-        tensor = None if isinstance(state, _Stored) else _tensor(state)
+        tensor = None if isinstance(state, Stored) else _tensor(state)
         if tensor is not None:
             self._sharers[id(state)] -= 1
             if not self._sharers[id(state)]:
@@ -90,7 +94,7 @@ class _StateFile:
         self._end = 0
         self._free: dict[int, list[int]] = {}
 
-    def store(self, state: ClientState) -> _Stored:
+    def store(self, state: ClientState) -> Stored:
         tensor = _tensor(state)
         assert tensor is not None
         if self._number is None:
@@ -104,7 +108,7 @@ class _StateFile:
             written += os.pwrite(self._number, data[written:], place + written)
         self._end = max(self._end, place + len(data))
         length = state.length if isinstance(state, PackedMask) else None
-        return _Stored(self, place, tensor.nbytes, tensor.shape, tensor.dtype, tensor.device, length)
+        return Stored(self, place, tensor.nbytes, tensor.shape, tensor.dtype, tensor.device, length)
 
     def read(self, place: int, size: int) -> bytearray:
         assert self._number is not None
@@ -119,7 +123,7 @@ class _StateFile:
 
 
 @dataclass(frozen=True, eq=False)
-class _Stored:
+class Stored:
     """Where a state lies in the file, and what it was."""
 
     file: _StateFile

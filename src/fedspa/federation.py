@@ -111,7 +111,7 @@ class FederatedLoop:
         return facts | {
             "costs": asdict(state.costs),
             "dense_costs": asdict(state.dense_costs),
-            "clients": dict(state.clients),
+            "clients": state.clients.at_rest(),
             "first": first,
         }
 

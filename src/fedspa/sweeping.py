@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from omegaconf import DictConfig
 from fedspa.config import Plan, check
 from fedspa.errors import UserError
 from fedspa.paths import SET_ASIDE
+from fedspa.resuming import AUTO, config_hash_in, has_checkpoint, is_finished
 from fedspa.studies import Study
 from fedspa.tracking.mlflow_sweep import nested_in
 
@@ -52,11 +52,13 @@ class PlannedJob:
     @property
     def finished(self) -> bool:
         """Whether its folder holds the finished run of just this config."""
-        try:
-            summary = json.loads((self.folder / "summary.json").read_text())
-        except (OSError, ValueError):
-            return False
-        return isinstance(self.plan, Plan) and summary.get("config_hash") == self.plan.config_hash
+        return isinstance(self.plan, Plan) and is_finished(self.folder, self.plan.config_hash)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether its folder holds the beginning of the run of just this config, and a checkpoint of it."""
+        begun = isinstance(self.plan, Plan) and config_hash_in(self.folder) == self.plan.config_hash
+        return begun and has_checkpoint(self.folder)
 
 
 def run_sweep(study: Study, root: Path, compose: Compose, launch: Launch) -> int:
@@ -68,6 +70,11 @@ def run_sweep(study: Study, root: Path, compose: Compose, launch: Launch) -> int
     folder = root / study.name
     print(f"{study.name}: {len(study.jobs)} jobs, in {folder}", flush=True)
     jobs = list(_planned(study, folder, compose))
+    for job in jobs:
+        if isinstance(job.plan, Plan) and (resume := job.plan.settings.resume) not in (None, AUTO):
+            raise UserError(
+                f"resume={resume} names one run, but a sweep goes on with all of its own: leave it out."
+            )
     if any(isinstance(job.plan, Plan) and job.plan.settings.dry_run for job in jobs):
         return _list(jobs)
     with only_one(root, study.name):
@@ -108,13 +115,17 @@ def _run(name: str, jobs: Sequence[PlannedJob], launch: Launch) -> int:
     todo = [job for job in jobs if not job.finished]
     if len(todo) < len(jobs):
         print(f"{len(jobs) - len(todo)} of them are finished already.", flush=True)
+    if half_done := sum(job.resumable for job in todo):
+        print(f"{half_done} of them go on from a checkpoint.", flush=True)
     for job in todo:
-        set_aside(job.folder)
+        if not job.resumable:
+            set_aside(job.folder)
     loggers = next((job.plan.loggers for job in jobs if isinstance(job.plan, Plan)), {})
     with nested_in(name, loggers) as parent:
         places = [f"hydra.sweep.subdir='{name}/{job.name}'" for job in todo]
         overrides = [
-            [*job.overrides, *parent.overrides, place] for job, place in zip(todo, places, strict=True)
+            [*job.overrides, *parent.overrides, place, f"resume={AUTO}"]
+            for job, place in zip(todo, places, strict=True)
         ]
         returned = launch(overrides) if todo else []
         failures = {
@@ -143,7 +154,7 @@ def _conclude(failures: Mapping[str, JobFailed], jobs: int) -> int:
 
 
 def set_aside(folder: Path) -> None:
-    """Make room for a job: what a run left there that broke off, or that had another config, is moved, not deleted."""
+    """Make room for a job: what another config left there, or a run without a checkpoint, is moved, not deleted."""
     if not folder.exists():
         return
     shelf = folder.parent / SET_ASIDE
