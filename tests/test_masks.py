@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from fedspa.errors import UserError
 from fedspa.masks.base import SearchInput
 from fedspa.masks.dst import DST
 from fedspa.masks.initial import InitialMasks, random_mask
@@ -250,3 +251,9 @@ def test_same_first_masks_are_one_object_and_different_ones_are_reproducible():
     assert different != first_masks(shared=False, seed=1)
     like = torch.zeros(1)
     assert all(SPACE.count(mask.unpack(like)) == (6, 3, 5) for mask in same + different)
+
+
+@pytest.mark.parametrize("option", ["initial", "anneal_divisor", "regrow"])
+def test_dst_knows_its_options(option):
+    with pytest.raises(UserError, match=f"mask.{option}=other is not known"):
+        DST(name="dst", **{option: "other"})
