@@ -62,6 +62,14 @@ def test_the_threshold_on_a_gpu_is_kthvalues(data, n):
     assert kth_by_topk(scores, k).tolist() == [scores.kthvalue(k).values.item()]
 
 
+def test_vectors_too_long_to_be_sorted_on_the_way():
+    """A partition sorts a short vector altogether; only of a long one it leaves most places in disorder."""
+    scores = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    rank = scores.argsort(stable=True).argsort()
+    for k in range(len(scores) + 1):
+        assert torch.equal(smallest(scores, k), rank < k)
+
+
 def test_ties_go_to_the_lowest_index():
     scores = torch.tensor([3.0, 1, 2, 1, 2, 1])
     assert where(smallest(scores, 2)) == {1, 3}
