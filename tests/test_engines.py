@@ -369,13 +369,20 @@ def test_auto_compiles_long_runs_on_a_gpu_and_falls_back_where_it_cannot(monkeyp
     assert "engine=auto now does so" in caplog.text
 
 
-def test_a_compiler_that_fails_is_told_in_a_sentence(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("no working C++ compiler\nmore lines"), "no working C++ compiler"),
+        (NotImplementedError(), "NotImplementedError"),
+    ],
+)
+def test_a_compiler_that_fails_is_told_in_a_sentence(monkeypatch, error, reason):
     def fail(*args: object, **options: object) -> None:
-        raise RuntimeError("no working C++ compiler\nmore lines")
+        raise error
 
     monkeypatch.setattr(torch, "compile", fail)
     eager = engine(network(), AUGMENTED, TrainingSettings(batch_size=4))
-    with pytest.raises(UserError, match=r"here \(no working C\+\+ compiler\); use engine=eager\.$"):
+    with pytest.raises(UserError, match=rf"here \({re.escape(reason)}\); use engine=eager\.$"):
         Compiled(name="compiled").build(eager, Workload(largest=4, steps=1))
 
 

@@ -99,8 +99,8 @@ class _Run:
         try:
             with self._group.together():
                 self._trackers.start(self._info)
-            self._state.completed(self._info.completed)
-            self._write()
+                self._state.completed(self._info.completed)
+                self._write()
             for record in self._interruptions.each(self._federation.loop.rounds()):
                 self._history.add(record)
                 with self._group.together():

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedspa.errors import UserError, check_choice, check_range
+from fedspa.errors import UserError, brief, check_choice, check_range
 
 if TYPE_CHECKING:
     from fedspa.engines.base import Engine
@@ -103,9 +103,8 @@ def _told(name: str, eager: EagerEngine) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise UserError(
-            f"engine={name} cannot compile this model's training here ({reason}); use engine=eager."
+            f"engine={name} cannot compile this model's training here ({brief(error)}); use engine=eager."
         ) from error
 
 

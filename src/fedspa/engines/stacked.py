@@ -17,7 +17,7 @@ from fedspa.data.batches import Pixels
 from fedspa.engines.eager import EagerEngine
 from fedspa.engines.flat import first_batch, gradient_and_loss, plan_visit
 from fedspa.engines.step import LocalStep, sent
-from fedspa.errors import UserError
+from fedspa.errors import UserError, brief
 from fedspa.requests import Answer, Gradient, Request, Train, Trained
 from fedspa.weights import ParameterSpace
 
@@ -136,7 +136,7 @@ def _check(eager: EagerEngine) -> None:
         reason = (
             "draws random numbers as it trains (dropout?), and clients in a stack cannot draw each its own"
             if random
-            else f"torch.func.vmap cannot run: {str(error).splitlines()[0]}"
+            else f"torch.func.vmap cannot run: {brief(error)}"
         )
         raise UserError(f"engine=stacked cannot train a model that {reason}; use engine=eager.") from error
 
