@@ -361,12 +361,22 @@ def test_auto_compiles_long_runs_on_a_gpu_and_falls_back_where_it_cannot(monkeyp
     made = SimpleNamespace(device=torch.device("cuda"), pixels=SimpleNamespace(in_memory=False))
     assert auto.build(made, Workload(largest=5, steps=100)) is made
 
+    errors = [
+        UserError("engine=compiled cannot compile; use engine=eager."),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        TypeError("a bug"),
+    ]
+
     def fail(self, eager, workload):
-        raise UserError("engine=compiled cannot compile; use engine=eager.")
+        raise errors.pop(0)
 
     monkeypatch.setattr(Compiled, "build", fail)
     assert auto.build(eager, Workload(largest=5, steps=100)) is eager
     assert "engine=auto now does so" in caplog.text
+    assert auto.build(eager, Workload(largest=5, steps=100)) is eager
+    assert "too little memory here (CUDA out of memory): engine=auto takes eager" in caplog.text
+    with pytest.raises(TypeError, match="a bug"):
+        auto.build(eager, Workload(largest=5, steps=100))
 
 
 @pytest.mark.parametrize(

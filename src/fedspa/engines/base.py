@@ -21,7 +21,7 @@ class Engine(Protocol):
 
     @property
     def compile_seconds(self) -> float:
-        """What was spent on compiling before the first round."""
+        """What was spent on compiling and capturing before the first round."""
 
     @property
     def space(self) -> ParameterSpace:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedspa.errors import UserError, brief, check_choice, check_range
+from fedspa.out_of_memory import ran_out
 
 if TYPE_CHECKING:
     from fedspa.engines.base import Engine
@@ -90,9 +91,7 @@ class Stacked(Compiled):
 
 @contextmanager
 def _told(name: str, eager: EagerEngine) -> Iterator[None]:
-    """Turns what dynamo, inductor or a capture raise into a sentence."""
-    import torch
-
+    """Turns what dynamo, inductor or a capture raise into a sentence; too little memory goes on as it is."""
     if not eager.pixels.in_memory:
         raise UserError(
             f"engine={name} needs all images on the device, but this data set makes them when a client needs them: "
@@ -100,9 +99,9 @@ def _told(name: str, eager: EagerEngine) -> Iterator[None]:
         )
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if ran_out(error):
+            raise
         raise UserError(
             f"engine={name} cannot compile this model's training here ({brief(error)}); use engine=eager."
         ) from error
@@ -126,4 +125,10 @@ class Auto(EngineChoice):
             return Compiled(name="compiled").build(eager, workload)
         except UserError as error:
             log.warning("%s engine=auto now does so.", error)
-            return eager
+        except RuntimeError as error:
+            if not ran_out(error):
+                raise
+            log.warning(
+                "engine=compiled has too little memory here (%s): engine=auto takes eager.", brief(error)
+            )
+        return eager
