@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from fedspa.checkpoint import Checkpoints
-from fedspa.errors import UserError
+from fedspa.errors import UserError, brief
 from fedspa.records import ACCURACY, VALIDATION, RoundRecord
 
 MAIN_KINDS = ("personal", "global", "local")
@@ -44,7 +44,19 @@ class RunState:
         return self._earlier + time.perf_counter() - self._begin
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from the state in a checkpoint, whose config was compared. Raises `UserError` for other data."""
+        """Go on from the state in a checkpoint, whose config was compared.
+
+        Raises `UserError` for other data, and for a whole file that holds something else than a run's state.
+        """
+        try:
+            self._load(state)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"The checkpoint of round {state.get('round')} is whole, but does not hold the state of a run "
+                f"({type(error).__name__}: {brief(error)}): remove it, and the run goes on from the one before, or begins anew."
+            ) from error
+
+    def _load(self, state: dict[str, Any]) -> None:
         theirs, ours = state["partition_hash"], self._facts["partition_hash"]
         if theirs != ours:
             raise UserError(
