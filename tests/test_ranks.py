@@ -166,10 +166,10 @@ def test_what_one_rank_raises_all_raise(in_ranks):
 
 def test_small_talk(in_ranks):
     def work(group: RankGroup) -> Any:
-        return group.broadcast(f"of {group.rank}"), group.any(group.rank == 1), group.any(False)
+        return group.broadcast(f"of {group.rank}"), group.gather(group.rank)
 
-    assert in_ranks(2, work) == [("of 0", True, False)] * 2
-    assert work(RankGroup()) == ("of 0", False, False)
+    assert in_ranks(2, work) == [("of 0", [0, 1])] * 2
+    assert work(RankGroup()) == ("of 0", [0])
 
 
 def test_jobs_go_to_whoever_has_least_to_do():

@@ -64,10 +64,6 @@ class RankGroup:
             with _told_if_alone():
                 torch.distributed.broadcast(tensor.view(-1).view(torch.uint8), source)
 
-    def any(self, here: bool) -> bool:
-        """Whether it is so on some rank."""
-        return any(self.gather(here))
-
     @contextmanager
     def together(self) -> Iterator[None]:
         """What one rank raises in here, all ranks raise at its end: none is left waiting for another."""

@@ -53,7 +53,8 @@ class RunState:
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
                 f"The checkpoint of round {state.get('round')} is whole, but does not hold the state of a run "
-                f"({type(error).__name__}: {brief(error)}): remove it, and the run goes on from the one before, or begins anew."
+                f"({type(error).__name__}: {brief(error)}): remove it, and the run goes on from the one before, "
+                "or begins anew."
             ) from error
 
     def _load(self, state: dict[str, Any]) -> None:
