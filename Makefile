@@ -18,7 +18,7 @@ check: $(READY) ## look for mistakes without running: ruff and mypy
 	$(RUN) -m ruff format --check --quiet .
 	$(RUN) -m mypy
 
-bench: $(READY) ## measure speed on this CPU and write docs/performance.md, in about six minutes
+bench: $(READY) ## measure speed on this CPU and write docs/performance.md, in about ten minutes
 	$(RUN) benchmarks/all.py
 
 $(READY): pyproject.toml constraints.txt
