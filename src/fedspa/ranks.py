@@ -177,7 +177,7 @@ class Packed:
         buffer = io.BytesIO()
         pickler = _Outline(buffer)
         pickler.dump(value)
-        return cls(buffer.getvalue(), list(pickler.tensors.values()))
+        return cls(buffer.getvalue(), pickler.tensors)
 
     @property
     def layouts(self) -> list[Layout]:
@@ -194,13 +194,16 @@ class _Outline(pickle.Pickler):
 
     def __init__(self, buffer: io.BytesIO) -> None:
         super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
-        self.tensors: dict[int, torch.Tensor] = {}
+        self.tensors: list[torch.Tensor] = []
+        self._numbers: dict[int, int] = {}
 
     def persistent_id(self, item: Any) -> int | None:
         if not isinstance(item, torch.Tensor):
             return None
-        self.tensors.setdefault(id(item), item)
-        return list(self.tensors).index(id(item))
+        if id(item) not in self._numbers:
+            self._numbers[id(item)] = len(self.tensors)
+            self.tensors.append(item)
+        return self._numbers[id(item)]
 
 
 def share_out(work: Sequence[float], ranks: int) -> list[int]:

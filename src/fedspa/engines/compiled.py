@@ -6,20 +6,18 @@ a CUDA graph, so that it costs one launch. Nothing is read back from the device 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
 
-from fedspa.data.batches import Pixels
 from fedspa.engines.eager import EagerEngine
 from fedspa.engines.flat import first_batch, plan_visit
-from fedspa.engines.step import LocalStep, sent
+from fedspa.engines.over_eager import OverEager
+from fedspa.engines.step import sent
 from fedspa.requests import Answer, Gradient, Request, Train, Trained
-from fedspa.weights import ParameterSpace
 
 
-class CompiledEngine:
+class CompiledEngine(OverEager):
     """Draws each client's batches as the eager engine does, and takes its steps; only sums differ, by rounding.
 
     Layers that draw for themselves, such as dropout, draw from the same seed by the compiler's own generator: runs
@@ -31,36 +29,8 @@ class CompiledEngine:
     """Visits whose training is queued before anything is read back; each holds its weights, update and masks."""
 
     def __init__(self, eager: EagerEngine, largest: int, compiler: str | None) -> None:
-        """
-        Args:
-            eager: holds the network, and does what concerns one model alone.
-            largest: training rows of the largest client: no batch is larger.
-            compiler: a backend of torch.compile; None runs the same functions uncompiled.
-        """
-        self._eager = eager
-        begin = time.perf_counter()
-        self._step = LocalStep(eager, min(eager.settings.batch_size, largest), compiler, lanes=None)
-        self.compile_seconds = time.perf_counter() - begin
-
-    @property
-    def space(self) -> ParameterSpace:
-        return self._eager.space
-
-    @property
-    def device(self) -> torch.device:
-        return self._eager.device
-
-    @property
-    def weights(self) -> torch.Tensor:
-        return self._eager.weights
-
-    def predict(
-        self, weights: torch.Tensor, pixels: Pixels, rows: torch.Tensor, batch_size: int
-    ) -> torch.Tensor:
-        return self._eager.predict(weights, pixels, rows, batch_size)
-
-    def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self._eager.full_gradient(weights, rows)
+        """As for `OverEager`."""
+        super().__init__(eager, largest, compiler, lanes=None)
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
         """One request after another, none of them waiting for the device."""

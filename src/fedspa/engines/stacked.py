@@ -6,63 +6,33 @@ all wait for the longest. A CPU gains nothing from it.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch.func import vmap
 
-from fedspa.data.batches import Pixels
 from fedspa.engines.eager import EagerEngine
 from fedspa.engines.flat import first_batch, gradient_and_loss, plan_visit
-from fedspa.engines.step import LocalStep, sent
+from fedspa.engines.over_eager import OverEager
+from fedspa.engines.step import sent
 from fedspa.errors import UserError, brief
 from fedspa.requests import Answer, Gradient, Request, Train, Trained
-from fedspa.weights import ParameterSpace
 
 
-class StackedEngine:
+class StackedEngine(OverEager):
     """Draws each client's batches as the eager engine does, and takes its steps; only sums differ, by rounding."""
 
     name = "stacked"
 
     def __init__(self, eager: EagerEngine, largest: int, clients: int, compiler: str | None) -> None:
-        """
-        Args:
-            eager: holds the network, and does what concerns one model alone.
-            largest: training rows of the largest client: no batch is larger.
-            clients: how many advance together at most; memory for activations grows with them.
-            compiler: a backend of torch.compile; None runs the same functions uncompiled.
+        """As for `OverEager`; `clients`: how many advance together at most; memory for activations grows with them.
 
         Raises `UserError` for a network that cannot be stacked.
         """
-        self._eager, self.together = eager, clients
         _check(eager)
-        begin = time.perf_counter()
-        batch_size = min(eager.settings.batch_size, largest)
-        self._step = LocalStep(eager, batch_size, compiler, lanes=clients)
-        self.compile_seconds = time.perf_counter() - begin
-
-    @property
-    def space(self) -> ParameterSpace:
-        return self._eager.space
-
-    @property
-    def device(self) -> torch.device:
-        return self._eager.device
-
-    @property
-    def weights(self) -> torch.Tensor:
-        return self._eager.weights
-
-    def predict(
-        self, weights: torch.Tensor, pixels: Pixels, rows: torch.Tensor, batch_size: int
-    ) -> torch.Tensor:
-        return self._eager.predict(weights, pixels, rows, batch_size)
-
-    def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self._eager.full_gradient(weights, rows)
+        super().__init__(eager, largest, compiler, lanes=clients)
+        self.together = clients
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
         """Training and gradients for up to a stack at once; those that differ in their learning rate in groups."""
