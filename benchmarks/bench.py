@@ -16,7 +16,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 if TYPE_CHECKING:
-    from fedspa.assembly import Federation
+    from fedspa.running.assembly import Federation
 
 Row = dict[str, Any]
 
@@ -36,7 +36,8 @@ def federation(*overrides: str) -> Federation:
     """A federation by the words of src/train.py; it writes no files."""
     from hydra import compose, initialize_config_dir
 
-    from fedspa import assembly, config
+    from fedspa import config
+    from fedspa.running import assembly
 
     config.register()
     fixed = ["logger=none", "federation.rounds=100000"]

@@ -29,10 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import torch
 from hydra import compose, initialize_config_dir
 
-from fedspa import assembly, config, experiment
+from fedspa import config
 from fedspa.config import Plan
 from fedspa.engines.base import Engine
 from fedspa.errors import UserError
+from fedspa.running import assembly, experiment
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.run_folder import RunFolder
 

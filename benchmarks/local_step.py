@@ -16,7 +16,7 @@ from fedspa.models.resnet18 import ResNet18
 from fedspa.models.small_cnn import SmallCNN
 from fedspa.models.vgg11 import VGG11
 from fedspa.randomness import generator
-from fedspa.requests import Train
+from fedspa.rounds.requests import Train
 
 MODELS = {
     "small_cnn": (lambda: SmallCNN(1, 8, 10), 1, 8, 10, 64),

@@ -80,7 +80,7 @@ def measure(overrides: list[str]) -> dict[str, Any]:
     from hydra import compose, initialize_config_dir
 
     from fedspa import config
-    from fedspa.experiment import run
+    from fedspa.running.experiment import run
 
     config.register()
     with initialize_config_dir(str(config.config_dir()), version_base="1.3"):

@@ -14,7 +14,7 @@ from bench import Row, cpu_seconds, federation, in_turns, repeats, report
 from fedspa.masks.base import SearchInput
 from fedspa.masks.packed import PackedMask
 from fedspa.randomness import generator
-from fedspa.requests import Gradient, Train
+from fedspa.rounds.requests import Gradient, Train
 
 MODELS = {"lenet5": (1, 28, 26, 128), "vgg11": (3, 32, 10, 32), "resnet18": (3, 32, 100, 16)}
 """Channels, side, classes, batch."""

@@ -14,7 +14,7 @@ import torch
 from bench import Row, cpu_seconds, federation, in_turns, plain_visit, repeats, report
 
 from fedspa.models.small_cnn import SmallCNN
-from fedspa.visitor import Call
+from fedspa.rounds.visitor import Call
 
 METHODS = {
     "FedAvg": ("method=fedavg",),

@@ -29,7 +29,10 @@ class CostConfig(Config):
 
 def costs(plan: Plan, folder: Path) -> None:
     """The costs of one run; `folder` stays empty."""
-    from fedspa.cost_report import CostReport, show  # brings torch: seconds, spent only without mistakes
+    from fedspa.costing.cost_report import (  # brings torch: seconds, spent only without mistakes
+        CostReport,
+        show,
+    )
 
     report = CostReport.of(plan)
     assert isinstance(plan.settings, CostConfig)

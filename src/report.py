@@ -16,7 +16,7 @@ import sys
 
 from fedspa.errors import UserError
 from fedspa.report.options import parse
-from fedspa.streams import ends_with_its_reader
+from fedspa.running.streams import ends_with_its_reader
 
 
 @ends_with_its_reader

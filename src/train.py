@@ -7,14 +7,14 @@ from pathlib import Path
 
 from fedspa.cli import folder_is_given, log_into, main
 from fedspa.config import Plan
-from fedspa.resuming import place
+from fedspa.saving.resuming import place
 
 
 def train(plan: Plan, folder: Path) -> None:
     """One run, its files in `folder`; or with dry_run=true only what it would cost."""
     # Imported here because it brings torch and Lightning: seconds, spent only on a run without mistakes.
     if plan.settings.dry_run:
-        from fedspa.dry_run import listing
+        from fedspa.costing.dry_run import listing
 
         print(listing({plan.settings.name: plan}))
         return
@@ -23,7 +23,7 @@ def train(plan: Plan, folder: Path) -> None:
         print(f"Finished already: {found.folder}")
         return
     log_into(found.folder)
-    from fedspa.experiment import run
+    from fedspa.running.experiment import run
 
     run(plan, found.folder)
 

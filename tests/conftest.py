@@ -9,7 +9,7 @@ import pytest
 from omegaconf import DictConfig
 
 from fedspa.config import Plan, check, config_dir, register
-from fedspa.studies import register_studies
+from fedspa.sweeping.studies import register_studies
 
 
 @pytest.fixture

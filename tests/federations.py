@@ -13,16 +13,12 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from fedspa.costs import NetworkCosts
+from fedspa.costing.costs import NetworkCosts
 from fedspa.data.batches import Pixels
 from fedspa.data.source import Augmentation, ImageSet
 from fedspa.engines.base import Engine
 from fedspa.engines.eager import EagerEngine
-from fedspa.evaluation import Evaluator
-from fedspa.executor import Executor, InProcess
-from fedspa.federation import FederatedLoop
 from fedspa.layer_sparsity.erk import ErdosRenyiKernel
-from fedspa.link import Link
 from fedspa.masks.base import MaskSearcher
 from fedspa.masks.initial import InitialMasks
 from fedspa.masks.packed import PackedMask
@@ -31,9 +27,13 @@ from fedspa.metrics.accuracy import Accuracy
 from fedspa.models.initialise import seeded
 from fedspa.models.small_cnn import SmallCNN
 from fedspa.records import RoundRecord
-from fedspa.requests import Train, Trained
+from fedspa.rounds.evaluation import Evaluator
+from fedspa.rounds.federation import FederatedLoop
+from fedspa.rounds.link import Link
+from fedspa.rounds.requests import Train, Trained
+from fedspa.rounds.visitor import Visitor
+from fedspa.running.executor import Executor, InProcess
 from fedspa.settings import EvalSettings, FaultSettings, FederationSettings, TrainingSettings
-from fedspa.visitor import Visitor
 from fedspa.weights import ParameterSpace
 
 torch.set_num_threads(1)

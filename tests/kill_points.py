@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fedspa import checkpoint
-from fedspa.checkpoint import Checkpoints
 from fedspa.config import Plan
 from fedspa.engines.eager import EagerEngine
-from fedspa.experiment import run
-from fedspa.interruption import Preempted
 from fedspa.methods.merge import Merge
+from fedspa.rounds.visitor import Visitor
+from fedspa.running.experiment import run
+from fedspa.running.interruption import Preempted
+from fedspa.saving import checkpoint
+from fedspa.saving.checkpoint import Checkpoints
 from fedspa.tracking import run_folder
 from fedspa.tracking.run_folder import RunFolder
-from fedspa.visitor import Visitor
 
 POINTS: dict[str, tuple[Any, str]] = {
     "training": (EagerEngine, "_step"),

@@ -37,7 +37,7 @@ TESTS = {
     "masks/rsm.py": ["test_masks.py", *QUICK],
     "masks/select.py": ["test_masks.py", *QUICK],
     "methods/merge.py": QUICK,
-    "costs.py": ["test_costs.py", "test_cost_report.py", *QUICK],
+    "costing/costs.py": ["test_costs.py", "test_cost_report.py", *QUICK],
     "layer_sparsity/base.py": ["test_layer_sparsity.py"],
     "layer_sparsity/er.py": ["test_layer_sparsity.py"],
     "layer_sparsity/erk.py": ["test_layer_sparsity.py"],

@@ -12,11 +12,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedspa import checkpoint
-from fedspa.archive import ArchiveError, data_size, pack, read, unpack
-from fedspa.checkpoint import BEST, SHARE, Checkpoints, checkpoint_files
-from fedspa.client_states import ClientStates
 from fedspa.masks.packed import PackedMask
+from fedspa.rounds.client_states import ClientStates
+from fedspa.saving import checkpoint
+from fedspa.saving.archive import ArchiveError, data_size, pack, read, unpack
+from fedspa.saving.checkpoint import BEST, SHARE, Checkpoints, checkpoint_files
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedspa.config import build_model, config_dir
 from fedspa.errors import UserError
-from fedspa.hardware import Hardware
+from fedspa.running.hardware import Hardware
 
 OPTIONS = sorted((file.parent.name, file.stem) for file in config_dir().glob("*/*.yaml"))
 CELLS = [(data, setting) for data in ("emnist", "cifar10", "cifar100") for setting in ("iid", "a", "b")]

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedspa.assembly import build
-from fedspa.cost_report import CostReport
+from fedspa.costing.cost_report import CostReport
 from fedspa.errors import UserError
-from fedspa.experiment import run
+from fedspa.running.assembly import build
+from fedspa.running.experiment import run
 
 torch.set_num_threads(1)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedspa.costs import NetworkCosts
+from fedspa.costing.costs import NetworkCosts
 from fedspa.errors import UserError
 from fedspa.models.lenet5 import LeNet5
 from fedspa.models.resnet18 import ResNet18

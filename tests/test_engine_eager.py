@@ -16,7 +16,7 @@ from fedspa.data.batches import Batch
 from fedspa.engines.eager import EagerEngine
 from fedspa.models.initialise import seeded
 from fedspa.models.lenet5 import LeNet5
-from fedspa.requests import Gradient, Pull, TrainingAccuracy
+from fedspa.rounds.requests import Gradient, Pull, TrainingAccuracy
 from fedspa.settings import TrainingSettings
 
 IMAGES = random_images(count=24, side=16, classes=5, seed=0)

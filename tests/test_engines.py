@@ -23,7 +23,6 @@ from safetensors.torch import load_file
 from torch import nn
 from torch._dynamo.utils import counters
 
-from fedspa import experiment
 from fedspa.config import check, config_dir, register
 from fedspa.data.batches import Pixels
 from fedspa.data.source import Augmentation
@@ -31,7 +30,6 @@ from fedspa.engines.choice import Auto, Compiled, Stacked, Workload
 from fedspa.engines.compiled import CompiledEngine
 from fedspa.engines.stacked import StackedEngine
 from fedspa.errors import UserError
-from fedspa.hardware import Hardware
 from fedspa.masks.dst import DST
 from fedspa.masks.initial import InitialMasks
 from fedspa.masks.rsm import RSM
@@ -42,7 +40,9 @@ from fedspa.methods.local import Local
 from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.methods.subsampling import Subsampling
 from fedspa.models.initialise import seeded
-from fedspa.requests import Gradient, Pull, Train, TrainingAccuracy
+from fedspa.rounds.requests import Gradient, Pull, Train, TrainingAccuracy
+from fedspa.running import experiment
+from fedspa.running.hardware import Hardware
 from fedspa.settings import TrainingSettings
 from fedspa.weights import ParameterSpace
 

@@ -13,8 +13,6 @@ from federations import engine, pixels, random_images, small
 from torch import nn
 
 from fedspa.data.source import ImageSet
-from fedspa.evaluation import Evaluator, Model, Scores, Showing, score_models, spread
-from fedspa.executor import InProcess
 from fedspa.masks.dst import DST
 from fedspa.masks.rsm import RSM
 from fedspa.methods.ditto import Ditto
@@ -22,8 +20,10 @@ from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.fedspa import FedSpa
 from fedspa.metrics.accuracy import Accuracy
 from fedspa.records import Spread
+from fedspa.rounds.evaluation import Evaluator, Model, Scores, Showing, score_models, spread
+from fedspa.rounds.visitor import Job, Visitor
+from fedspa.running.executor import InProcess
 from fedspa.settings import TrainingSettings
-from fedspa.visitor import Job, Visitor
 
 METRICS = {"accuracy": Accuracy(name="accuracy")}
 

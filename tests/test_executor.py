@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from fedspa.errors import UserError
-from fedspa.executor import InProcess, Workers
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Visit
 from fedspa.records import Costs
-from fedspa.visitor import Call, Outcome
+from fedspa.rounds.visitor import Call, Outcome
+from fedspa.running.executor import InProcess, Workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forks on Linux")
 TOTAL = 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedspa.experiment import run
+from fedspa.running.experiment import run
 
 SHORT = ("federation.rounds=1", "federation.clients_per_round=2", "logger=none", "hardware.workers=1")
 

@@ -23,8 +23,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedspa.errors import UserError
-from fedspa.executor import Workers
-from fedspa.faults import MOST_FLIPPED, Fault, FaultModel, damage
 from fedspa.masks.dst import DST
 from fedspa.masks.packed import PackedMask
 from fedspa.masks.rsm import RSM
@@ -37,10 +35,12 @@ from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.methods.subsampling import Subsampling
 from fedspa.models.initialise import seeded
 from fedspa.records import Costs, RoundRecord
-from fedspa.requests import Gradient
-from fedspa.sampling import sample_clients
+from fedspa.rounds.faults import MOST_FLIPPED, Fault, FaultModel, damage
+from fedspa.rounds.requests import Gradient
+from fedspa.rounds.sampling import sample_clients
+from fedspa.rounds.visitor import Visitor
+from fedspa.running.executor import Workers
 from fedspa.settings import FaultSettings, TrainingSettings
-from fedspa.visitor import Visitor
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = (6, 10, 14, 10)

@@ -12,7 +12,6 @@ from federations import Federation, federation, random_clients, small
 from torch import nn
 
 from fedspa.errors import UserError
-from fedspa.executor import Workers
 from fedspa.masks.base import SearchInput
 from fedspa.masks.dst import DST
 from fedspa.masks.rsm import RSM
@@ -23,8 +22,9 @@ from fedspa.methods.local import Local
 from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.methods.subsampling import Subsampling
 from fedspa.records import RoundRecord
+from fedspa.rounds.visitor import Visitor
+from fedspa.running.executor import Workers
 from fedspa.settings import TrainingSettings
-from fedspa.visitor import Visitor
 
 FEDSPA, FEDAVG = FedSpa(name="fedspa"), FedAvg(name="fedavg")
 DIFFERENT = DST(name="dst", initial="different")

@@ -8,13 +8,13 @@ import pytest
 import torch
 from federations import small
 
-from fedspa.clock import Clock
-from fedspa.lockstep import converse
 from fedspa.masks.dst import DST
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedspa import FedSpa
 from fedspa.methods.subfedavg import SubFedAvg
-from fedspa.requests import Gradient, TrainingAccuracy
+from fedspa.rounds.clock import Clock
+from fedspa.rounds.lockstep import converse
+from fedspa.rounds.requests import Gradient, TrainingAccuracy
 
 NOTHING = torch.zeros(0)
 

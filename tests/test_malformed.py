@@ -25,15 +25,15 @@ import pytest
 import torch
 from PIL import Image
 
-from fedspa.archive import ArchiveError, pack, unpack
-from fedspa.checkpoint import Checkpoints
 from fedspa.cli import main
 from fedspa.data.hub import HubImages
 from fedspa.data.idx import IdxImages
 from fedspa.errors import UserError
 from fedspa.masks.packed import PackedMask
+from fedspa.rounds.wire import Envelope, Message, WireError, decode, encode
+from fedspa.saving.archive import ArchiveError, pack, unpack
+from fedspa.saving.checkpoint import Checkpoints
 from fedspa.weights import ParameterSpace
-from fedspa.wire import Envelope, Message, WireError, decode, encode
 
 ROOT = Path(__file__).parents[1]
 SIDE, TRAIN, TEST = 6, 12, 5

@@ -13,19 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from fedspa.assembly import build
-from fedspa.client_states import ClientStates
 from fedspa.data.batches import Pixels
 from fedspa.data.made import MadePixels
 from fedspa.data.source import Augmentation
 from fedspa.data.synthetic_clients import SyntheticClients
 from fedspa.errors import UserError
-from fedspa.experiment import run
 from fedspa.masks.packed import PackedMask
 from fedspa.masks.rsm import RSM
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedspa import FedSpa
-from fedspa.sampling import sample_clients, sample_tested
+from fedspa.rounds.client_states import ClientStates
+from fedspa.rounds.sampling import sample_clients, sample_tested
+from fedspa.running.assembly import build
+from fedspa.running.experiment import run
 from fedspa.tracking.tensor_file import save_tensors
 
 AUGMENTATION = Augmentation(crop_padding=2, flip=True, cutout=3)

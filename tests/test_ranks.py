@@ -16,14 +16,14 @@ import torch
 from federations import small
 
 from fedspa.errors import UserError
-from fedspa.executor import InProcess
-from fedspa.experiment import run
-from fedspa.launch import ALONE, Launch, launched
 from fedspa.masks.dst import DST
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedspa import FedSpa
-from fedspa.ranks import Packed, RankGroup, RankLost, Ranks, share_out
+from fedspa.running.executor import InProcess
+from fedspa.running.experiment import run
+from fedspa.running.launch import ALONE, Launch, launched
+from fedspa.running.ranks import Packed, RankGroup, RankLost, Ranks, share_out
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")

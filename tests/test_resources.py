@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedspa.checkpoint import Checkpoints
 from fedspa.config import Plan
 from fedspa.errors import UserError
-from fedspa.files import write_whole
-from fedspa.out_of_memory import ran_out, tells_of_memory
+from fedspa.running.out_of_memory import ran_out, tells_of_memory
+from fedspa.saving.checkpoint import Checkpoints
+from fedspa.saving.files import write_whole
 
 TRAIN = Path(__file__).parents[1] / "src/train.py"
 

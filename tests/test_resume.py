@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from kill_points import POINTS, count, run_until
 
-from fedspa.archive import read
-from fedspa.checkpoint import checkpoint_files
 from fedspa.config import Plan
 from fedspa.errors import UserError
-from fedspa.experiment import run
-from fedspa.resuming import occupied
+from fedspa.running.experiment import run
+from fedspa.saving.archive import read
+from fedspa.saving.checkpoint import checkpoint_files
+from fedspa.saving.resuming import occupied
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = (
@@ -267,7 +267,7 @@ def test_other_data_is_refused(
 ) -> None:
     tiny = plan(*TINY, ONE)
     run_until(tiny, tmp_path, "merge", 2)
-    monkeypatch.setattr("fedspa.experiment.partition_hash", lambda rows: "another")
+    monkeypatch.setattr("fedspa.running.experiment.partition_hash", lambda rows: "another")
     with pytest.raises(UserError, match="clients hold other images .*dataset.path must have the data"):
         run(tiny, tmp_path)
 

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from test_resume import ONE, ROOT, TINY, files, rows, saved_round
 
-from fedspa import config, resuming
+from fedspa import config
 from fedspa.cli import main
-from fedspa.experiment import run
 from fedspa.methods.merge import Merge
+from fedspa.running.experiment import run
+from fedspa.saving import resuming
 from train import train
 
 Command = Callable[..., int]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedspa.errors import UserError
-from fedspa.run_state import RunState
+from fedspa.saving.run_state import RunState
 
 
 class Curve:

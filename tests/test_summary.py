@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tracking_runs import faulty_records, run_info
 
-from fedspa.summary import History
+from fedspa.tracking.summary import History
 
 
 def info(tmp_path: Path):

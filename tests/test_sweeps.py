@@ -14,13 +14,13 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from fedspa import dry_run
 from fedspa.cli import main
-from fedspa.cost_report import CostReport
+from fedspa.costing import dry_run
+from fedspa.costing.cost_report import CostReport
 from fedspa.errors import UserError
-from fedspa.sampling import sample_clients
-from fedspa.studies import Study, study
-from fedspa.sweeping import JobFailed, only_one
+from fedspa.rounds.sampling import sample_clients
+from fedspa.sweeping.studies import Study, study
+from fedspa.sweeping.sweep import JobFailed, only_one
 from fedspa.tracking.mlflow_store import PARENT, MLflowTracker
 from fedspa.tracking.mlflow_sweep import nested_in
 
@@ -80,7 +80,7 @@ def never(plan, folder):
 
 
 def test_a_large_study_says_how_far_its_check_is(sweep, monkeypatch, capsys):
-    monkeypatch.setattr("fedspa.sweeping.PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("fedspa.sweeping.sweep.PROGRESS_SECONDS", 0.0)
     assert sweep(finish, "seed=0,1,2") == 0
     told = capsys.readouterr().err
     assert "1 of 3 configs are checked." in told and "2 of 3 configs are checked." in told
@@ -245,7 +245,7 @@ def test_a_broken_summary_is_no_finished_run(sweep, tmp_path):
 
 def test_failures_are_told_at_once_and_in_a_table(sweep, capsys, monkeypatch):
     # Else a slow machine tells how far the checks are.
-    monkeypatch.setattr("fedspa.sweeping.PROGRESS_SECONDS", 1e9)
+    monkeypatch.setattr("fedspa.sweeping.sweep.PROGRESS_SECONDS", 1e9)
     told = []
 
     def task(plan, folder):

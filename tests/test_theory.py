@@ -11,9 +11,9 @@ from torch import nn
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Visit
 from fedspa.records import Costs
+from fedspa.rounds.theory import TheoremCurves, distance
+from fedspa.rounds.visitor import Call
 from fedspa.settings import TrainingSettings
-from fedspa.theory import TheoremCurves, distance
-from fedspa.visitor import Call
 
 IMAGES = random_images(count=9, side=2, classes=3, seed=0)
 PIXELS = pixels(IMAGES)

@@ -16,15 +16,15 @@ from matplotlib.patches import Rectangle
 from omegaconf import OmegaConf
 from tracking_runs import COSTS, faulty_records, run_info, run_record, run_result, times
 
-from fedspa.drawing import spread_out
+from fedspa.costing.units import show_bytes, show_flops
 from fedspa.errors import UserError
 from fedspa.paths import project_root
 from fedspa.records import RoundRecord, RunInfo, RunResult
 from fedspa.tracking.console import ConsoleView, _duration
+from fedspa.tracking.drawing import spread_out
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.pictures import Pictures, accuracy_picture, partition_picture
 from fedspa.tracking.run_folder import RunFolder
-from fedspa.units import show_bytes, show_flops
 
 
 def whole_run(folder: Path) -> Path:

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspa.assembly import build
 from fedspa.masks.packed import PackedMask
+from fedspa.rounds.wire import DTYPES, Envelope, Message, WireError, decode, encode, visit_bytes
+from fedspa.running.assembly import build
 from fedspa.weights import ParameterSpace
-from fedspa.wire import DTYPES, Envelope, Message, WireError, decode, encode, visit_bytes
 
 torch.set_num_threads(1)
 

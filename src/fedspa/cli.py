@@ -24,12 +24,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedspa.config import Plan, check, config_dir, explain, register
 from fedspa.errors import UserError, nearest
-from fedspa.interruption import PREEMPTED, Preempted, preemptible
-from fedspa.launch import launched
+from fedspa.running.interruption import PREEMPTED, Preempted, preemptible
+from fedspa.running.launch import launched
+from fedspa.running.streams import ReaderGone, ends_with_its_reader
 from fedspa.settings import Config
-from fedspa.streams import ReaderGone, ends_with_its_reader
-from fedspa.studies import register_studies
-from fedspa.sweeping import JobFailed
+from fedspa.sweeping.studies import register_studies
+from fedspa.sweeping.sweep import JobFailed
 
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of the operating system that speak of a place, not of a bug."""

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from fedspa.data.source import ImageSource
     from fedspa.engines.choice import EngineChoice
-    from fedspa.hardware import Hardware
     from fedspa.layer_sparsity.base import LayerSparsity
     from fedspa.metrics.base import Metric
+    from fedspa.running.hardware import Hardware
     from fedspa.weights import ParameterSpace
 
 ONE_EACH = ("dataset", "partition", "layer_sparsity", "mask", "method", "hardware", "engine")

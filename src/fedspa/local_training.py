@@ -9,7 +9,7 @@ from lightning import LightningModule
 from torch import nn
 
 from fedspa.data.batches import Batch
-from fedspa.requests import Pull
+from fedspa.rounds.requests import Pull
 from fedspa.settings import TrainingSettings
 from fedspa.weights import bind
 

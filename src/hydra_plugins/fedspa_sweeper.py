@@ -12,12 +12,12 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from fedspa.studies import study
-from fedspa.sweeping import run_sweep
+from fedspa.sweeping.studies import study
+from fedspa.sweeping.sweep import run_sweep
 
 
 class StudySweeper(Sweeper):
-    """Hands what Hydra knows to `fedspa.sweeping`; conf/hydra/sweeper/study.yaml explains its options."""
+    """Hands what Hydra knows to `fedspa.sweeping.sweep`; conf/hydra/sweeper/study.yaml explains its options."""
 
     def __init__(self, params: dict[str, str], rows: list[dict[str, Any]]) -> None:
         self._params, self._rows = params, rows

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from fedspa.data.batches import Pixels
-from fedspa.requests import Answer, Request
+from fedspa.rounds.requests import Answer, Request
 from fedspa.weights import ParameterSpace
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedspa.errors import UserError, brief, check_choice, check_range
-from fedspa.out_of_memory import ran_out
+from fedspa.running.out_of_memory import ran_out
 
 if TYPE_CHECKING:
     from fedspa.engines.base import Engine

@@ -14,7 +14,7 @@ from fedspa.engines.eager import EagerEngine
 from fedspa.engines.flat import first_batch, plan_visit
 from fedspa.engines.over_eager import OverEager
 from fedspa.engines.step import sent
-from fedspa.requests import Answer, Gradient, Request, Train, Trained
+from fedspa.rounds.requests import Answer, Gradient, Request, Train, Trained
 
 
 class CompiledEngine(OverEager):

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedspa.data.batches import Batch, Pixels
 from fedspa.local_training import LocalTraining
-from fedspa.requests import Answer, Gradient, Request, Train, Trained, TrainingAccuracy
+from fedspa.rounds.requests import Answer, Gradient, Request, Train, Trained, TrainingAccuracy
 from fedspa.settings import TrainingSettings
 from fedspa.weights import ParameterSpace
 

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad_and_value
 
 from fedspa.data.batches import Batch, Pixels
 from fedspa.local_training import LocalTraining
-from fedspa.requests import Train
+from fedspa.rounds.requests import Train
 from fedspa.settings import TrainingSettings
 from fedspa.weights import ParameterSpace
 

@@ -17,7 +17,7 @@ from fedspa.engines.flat import first_batch, gradient_and_loss, plan_visit
 from fedspa.engines.over_eager import OverEager
 from fedspa.engines.step import sent
 from fedspa.errors import UserError, brief
-from fedspa.requests import Answer, Gradient, Request, Train, Trained
+from fedspa.rounds.requests import Answer, Gradient, Request, Train, Trained
 
 
 class StackedEngine(OverEager):

@@ -10,7 +10,7 @@ from torch.func import vmap
 from fedspa.engines.capture import captured
 from fedspa.engines.eager import EagerEngine
 from fedspa.engines.flat import gradient_and_loss, sgd_step
-from fedspa.requests import Train
+from fedspa.rounds.requests import Train
 
 
 class LocalStep:

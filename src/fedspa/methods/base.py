@@ -7,18 +7,18 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from fedspa.clock import Clock
 from fedspa.errors import check_choice
 from fedspa.masks.packed import PackedMask
 from fedspa.randomness import generator
 from fedspa.records import Costs
-from fedspa.requests import Pull, Request, Train
+from fedspa.rounds.clock import Clock
+from fedspa.rounds.requests import Pull, Request, Train
 from fedspa.settings import TrainingSettings
 
 if TYPE_CHECKING:
     import torch
 
-    from fedspa.costs import NetworkCosts
+    from fedspa.costing.costs import NetworkCosts
     from fedspa.masks.base import MaskSearcher
     from fedspa.weights import ParameterSpace
 

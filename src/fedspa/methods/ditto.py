@@ -15,7 +15,7 @@ from fedspa.errors import UserError, check_range
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import Costs
-from fedspa.requests import Pull, Request, Trained
+from fedspa.rounds.requests import Pull, Request, Trained
 from fedspa.settings import TrainingSettings
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from fedspa.masks.base import MaskSearcher
 from fedspa.methods.base import ClientTask, Method, Visit, VisitSize
 from fedspa.records import Costs
-from fedspa.requests import Request, Trained
+from fedspa.rounds.requests import Request, Trained
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,7 @@ from fedspa.masks.base import MaskSearcher, SearchInput
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import SEED_BYTES, Costs
-from fedspa.requests import Gradient, Request, Trained
+from fedspa.rounds.requests import Gradient, Request, Trained
 
 if TYPE_CHECKING:
     import torch

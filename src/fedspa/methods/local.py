@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedspa.methods.base import ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import Costs
-from fedspa.requests import Request, Trained
+from fedspa.rounds.requests import Request, Trained
 
 if TYPE_CHECKING:
     import torch

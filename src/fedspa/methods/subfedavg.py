@@ -20,7 +20,7 @@ from fedspa.masks.packed import PackedMask
 from fedspa.masks.select import smallest
 from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import Costs
-from fedspa.requests import Request, Trained, TrainingAccuracy
+from fedspa.rounds.requests import Request, Trained, TrainingAccuracy
 from fedspa.settings import TrainingSettings
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from fedspa.errors import check_range
 from fedspa.masks.select import smallest
 from fedspa.methods.base import ClientTask, Method, Visit, VisitSize
 from fedspa.records import SEED_BYTES, Costs
-from fedspa.requests import Request, Trained
+from fedspa.rounds.requests import Request, Trained
 
 if TYPE_CHECKING:
     from fedspa.masks.base import MaskSearcher

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedspa.drawing import BLUE, FAINT, INK, OCHRE, SERIES, new_figure, set_title, shades
 from fedspa.report import masks, measures
 from fedspa.report.study import Row, Setting, Study
 from fedspa.report.tables import traffic_unit
+from fedspa.tracking.drawing import BLUE, FAINT, INK, OCHRE, SERIES, new_figure, set_title, shades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from fedspa.costing.units import show_bytes, show_flops
 from fedspa.records import ACCURACY, KINDS, Event, RoundRecord, RunInfo, RunResult
-from fedspa.units import show_bytes, show_flops
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

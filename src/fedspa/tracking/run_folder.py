@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import UserError
-from fedspa.files import write_whole
 from fedspa.records import (
     KINDS,
     PHASES,
@@ -40,7 +39,8 @@ from fedspa.records import (
     Spread,
     TheoryRow,
 )
-from fedspa.resuming import CONFIG_HASH
+from fedspa.saving.files import write_whole
+from fedspa.saving.resuming import CONFIG_HASH
 from fedspa.tracking.tensor_file import save_tensors
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedspa.errors import UserError
-from fedspa.files import write_whole
+from fedspa.saving.files import write_whole
 from fedspa.tracking.mlflow_connection import open_client, store_needed
 from fedspa.tracking.mlflow_delivery import UNDELIVERED, Ending, Outbox, Point
 

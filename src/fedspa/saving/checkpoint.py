@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedspa.archive import ArchiveError, data_size, read, write
+from fedspa.saving.archive import ArchiveError, data_size, read, write
 
 log = logging.getLogger(__name__)
 

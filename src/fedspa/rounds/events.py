@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedspa.errors import UserError
-from fedspa.faults import Fault
 from fedspa.records import Event
+from fedspa.rounds.faults import Fault
+from fedspa.rounds.visitor import Call, Lost, Outcome
 from fedspa.settings import FaultSettings, TrainingSettings
-from fedspa.visitor import Call, Lost, Outcome
 
 EMPTY_ROUND = "empty_round"
 """The event of a round of which nothing is left. The other kinds are those of `Fault`."""

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import torch
 
 from fedspa.errors import UserError
-from fedspa.interruption import SIGNALS
-from fedspa.memory import keep_freed_memory
-from fedspa.visitor import Job, Visitor
+from fedspa.rounds.visitor import Job, Visitor
+from fedspa.running.interruption import SIGNALS
+from fedspa.running.memory import keep_freed_memory
 
 _PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""

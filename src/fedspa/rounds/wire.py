@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedspa.costs import VALUE_BYTES
+from fedspa.costing.costs import VALUE_BYTES
 from fedspa.masks.packed import PackedMask
 from fedspa.records import SEED_BYTES, Costs
 from fedspa.weights import ParameterSpace

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from fedspa.data.clients import ClientRows
-from fedspa.federation import FederatedLoop
 from fedspa.masks.packed import PackedMask
 from fedspa.records import ClientRow
+from fedspa.rounds.federation import FederatedLoop
 
 
 def client_rows(loop: FederatedLoop, rows: ClientRows, scores: Mapping[str, np.ndarray]) -> list[ClientRow]:

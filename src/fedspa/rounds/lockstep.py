@@ -6,9 +6,9 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from fedspa.clock import Clock
 from fedspa.engines.base import Engine
-from fedspa.requests import Request
+from fedspa.rounds.clock import Clock
+from fedspa.rounds.requests import Request
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ import torch
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientTask, Method, Visit
 from fedspa.records import Costs
-from fedspa.requests import Request
+from fedspa.rounds.requests import Request
+from fedspa.rounds.wire import Envelope, Message, WireError, decode, encode
 from fedspa.weights import ParameterSpace
-from fedspa.wire import Envelope, Message, WireError, decode, encode
 
 
 class UpdateRefused(Exception):

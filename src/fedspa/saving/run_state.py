@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from fedspa.checkpoint import Checkpoints
 from fedspa.errors import UserError, brief
 from fedspa.records import ACCURACY, VALIDATION, RoundRecord
+from fedspa.saving.checkpoint import Checkpoints
 
 MAIN_KINDS = ("personal", "global", "local")
 """The best checkpoint is that of the best models of the first of these kinds that the method has."""

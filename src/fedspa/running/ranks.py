@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import torch
 
 from fedspa.errors import UserError
-from fedspa.executor import Executor
-from fedspa.visitor import Job
+from fedspa.rounds.visitor import Job
+from fedspa.running.executor import Executor
 
 T = TypeVar("T")
 

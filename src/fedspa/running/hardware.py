@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import UserError, check_choice, check_range
-from fedspa.launch import ALONE, Launch
+from fedspa.running.launch import ALONE, Launch
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ import torch
 
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Visit
-from fedspa.visitor import Call
+from fedspa.rounds.visitor import Call
 
 
 class LocalModel(NamedTuple):

@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 from fedspa.config import Plan, check
 from fedspa.errors import UserError
 from fedspa.paths import SET_ASIDE
-from fedspa.resuming import AUTO, config_hash_in, has_checkpoint, is_finished
-from fedspa.studies import Study
+from fedspa.saving.resuming import AUTO, config_hash_in, has_checkpoint, is_finished
+from fedspa.sweeping.studies import Study
 from fedspa.tracking.mlflow_sweep import nested_in
 
 Compose: TypeAlias = Callable[[Sequence[str]], DictConfig]
@@ -100,7 +100,7 @@ def _plan(config: DictConfig) -> Plan | UserError:
 
 def _list(jobs: Sequence[PlannedJob]) -> int:
     """Say what the jobs would cost."""
-    from fedspa.dry_run import listing
+    from fedspa.costing.dry_run import listing
 
     plans = {job.name: job.plan for job in jobs if isinstance(job.plan, Plan)}
     if plans:

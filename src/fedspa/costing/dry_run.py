@@ -17,15 +17,15 @@ from typing import Any
 import torch
 
 from fedspa.config import Plan, build_model
-from fedspa.cost_report import CostReport
-from fedspa.costs import TRAINING_FACTOR, NetworkCosts
+from fedspa.costing.cost_report import CostReport
+from fedspa.costing.costs import TRAINING_FACTOR, NetworkCosts
+from fedspa.costing.units import show_bytes, show_flops
 from fedspa.data.batches import Pixels
 from fedspa.data.source import ImageSet
 from fedspa.engines.eager import EagerEngine
-from fedspa.executor import usable_cores
 from fedspa.records import Costs
-from fedspa.requests import Train, Trained
-from fedspa.units import show_bytes, show_flops
+from fedspa.rounds.requests import Train, Trained
+from fedspa.running.executor import usable_cores
 
 PROBE_SECONDS = 2.0
 SPEED_DEPENDS_ON = ("model", "dataset", "training", "hardware", "federation")

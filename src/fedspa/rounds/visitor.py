@@ -10,19 +10,19 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from fedspa.clock import Clock
-from fedspa.costs import NetworkCosts
+from fedspa.costing.costs import NetworkCosts
 from fedspa.engines.base import Engine
-from fedspa.evaluation import Evaluator, Scores, Showing, score_one
-from fedspa.faults import Fault, damage
-from fedspa.link import Link, UpdateRefused
-from fedspa.lockstep import Dialogue, converse
 from fedspa.masks.base import MaskSearcher
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientState, ClientTask, Method, Visit, VisitSize
 from fedspa.randomness import generator, numpy_generator
 from fedspa.records import Costs
-from fedspa.requests import Train, Trained
+from fedspa.rounds.clock import Clock
+from fedspa.rounds.evaluation import Evaluator, Scores, Showing, score_one
+from fedspa.rounds.faults import Fault, damage
+from fedspa.rounds.link import Link, UpdateRefused
+from fedspa.rounds.lockstep import Dialogue, converse
+from fedspa.rounds.requests import Train, Trained
 from fedspa.settings import FaultSettings, TrainingSettings
 from fedspa.weights import all_finite
 

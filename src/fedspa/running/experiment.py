@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 
 from fedspa import __version__
-from fedspa.assembly import Federation, build
-from fedspa.checkpoint import Checkpoints
-from fedspa.client_table import LastMasks, client_arrays, client_rows
 from fedspa.config import Plan
 from fedspa.data.source import ImageSet
-from fedspa.evaluation import spread
-from fedspa.interruption import Interruptions
-from fedspa.launch import launched
 from fedspa.masks.packed import PackedMask
-from fedspa.out_of_memory import tells_of_memory
 from fedspa.partition.base import label_counts, partition_hash
 from fedspa.records import ACCURACY, VALIDATION, RunInfo, RunResult
-from fedspa.resuming import CHECKPOINTS, occupied, refuse_others
-from fedspa.run_state import Part, RunState
-from fedspa.summary import History
+from fedspa.rounds.evaluation import spread
+from fedspa.running.assembly import Federation, build
+from fedspa.running.interruption import Interruptions
+from fedspa.running.launch import launched
+from fedspa.running.out_of_memory import tells_of_memory
+from fedspa.saving.checkpoint import Checkpoints
+from fedspa.saving.resuming import CHECKPOINTS, occupied, refuse_others
+from fedspa.saving.run_state import Part, RunState
+from fedspa.tracking.client_table import LastMasks, client_arrays, client_rows
 from fedspa.tracking.console import ConsoleView
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.run_folder import RunFolder
+from fedspa.tracking.summary import History
 
 log = logging.getLogger(__name__)
 

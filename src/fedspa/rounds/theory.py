@@ -18,7 +18,7 @@ from fedspa.engines.base import Engine
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Visit
 from fedspa.records import TheoryRow
-from fedspa.visitor import Call
+from fedspa.rounds.visitor import Call
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from fedspa.client_states import Stored
 from fedspa.masks.packed import PackedMask
+from fedspa.rounds.client_states import Stored
 
 Tree: TypeAlias = Any
 """None, bool, int, float, str, tensor, numpy array or PackedMask, in lists and in dicts with plain keys.

@@ -13,7 +13,7 @@ import torch
 from lightning.fabric import Fabric
 
 from fedspa.config import Plan, build_model
-from fedspa.costs import NetworkCosts
+from fedspa.costing.costs import NetworkCosts
 from fedspa.data.batches import Pixels
 from fedspa.data.clients import ClientRows, client_rows
 from fedspa.data.made import MadeImages, MadePixels
@@ -21,21 +21,21 @@ from fedspa.data.source import Augmentation, ImageData, ImageSet
 from fedspa.engines.choice import Workload
 from fedspa.engines.eager import EagerEngine
 from fedspa.errors import UserError
-from fedspa.evaluation import Evaluator
-from fedspa.executor import Executor, InProcess, Workers, can_fork, usable_cores
-from fedspa.federation import FederatedLoop
-from fedspa.launch import ALONE, Launch
-from fedspa.link import Link
-from fedspa.local_models import LocalModels
 from fedspa.masks.initial import InitialMasks
 from fedspa.masks.packed import PackedMask
-from fedspa.memory import keep_freed_memory
 from fedspa.methods.base import Origin, Visit
 from fedspa.models.initialise import seeded
-from fedspa.ranks import RankGroup, Ranks
 from fedspa.records import VALIDATION
-from fedspa.theory import TheoremCurves
-from fedspa.visitor import Call, Visitor
+from fedspa.rounds.evaluation import Evaluator
+from fedspa.rounds.federation import FederatedLoop
+from fedspa.rounds.link import Link
+from fedspa.rounds.local_models import LocalModels
+from fedspa.rounds.theory import TheoremCurves
+from fedspa.rounds.visitor import Call, Visitor
+from fedspa.running.executor import Executor, InProcess, Workers, can_fork, usable_cores
+from fedspa.running.launch import ALONE, Launch
+from fedspa.running.memory import keep_freed_memory
+from fedspa.running.ranks import RankGroup, Ranks
 from fedspa.weights import ParameterSpace
 
 

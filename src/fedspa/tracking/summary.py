@@ -129,7 +129,7 @@ def _finetune_flops(info: RunInfo) -> int:
     from omegaconf import OmegaConf
 
     from fedspa.config import check
-    from fedspa.cost_report import CostReport
+    from fedspa.costing.cost_report import CostReport
 
     facts = {
         key: value for key, value in info.config["dataset"].items() if key != "path"

@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedspa.client_states import ClientStates
-from fedspa.clock import Clock
 from fedspa.errors import UserError
-from fedspa.evaluation import Model, Scores, score_models, spread
-from fedspa.events import RoundEvents
-from fedspa.executor import Executor
-from fedspa.faults import Fault, FaultModel
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientState, Origin, Visit, VisitSize
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.merge import Merge
 from fedspa.records import Costs, RoundRecord, Spread
-from fedspa.sampling import sample_clients, sample_tested
+from fedspa.rounds.client_states import ClientStates
+from fedspa.rounds.clock import Clock
+from fedspa.rounds.evaluation import Model, Scores, score_models, spread
+from fedspa.rounds.events import RoundEvents
+from fedspa.rounds.faults import Fault, FaultModel
+from fedspa.rounds.sampling import sample_clients, sample_tested
+from fedspa.rounds.visitor import Call, FineTuning, Lost, Outcome, Visitor
+from fedspa.running.executor import Executor
 from fedspa.settings import EvalSettings, FederationSettings
-from fedspa.visitor import Call, FineTuning, Lost, Outcome, Visitor
 from fedspa.weights import all_finite
 
 

@@ -9,16 +9,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fedspa.config import Plan, build_model
-from fedspa.costs import NetworkCosts
+from fedspa.costing.costs import NetworkCosts
+from fedspa.costing.units import show_bytes, show_flops
 from fedspa.data.clients import held_out
 from fedspa.errors import check_range
 from fedspa.methods.base import VisitSize
 from fedspa.methods.fedavg import FedAvg
 from fedspa.records import Costs
-from fedspa.sampling import sample_clients, sample_tested
-from fedspa.units import show_bytes, show_flops
+from fedspa.rounds.sampling import sample_clients, sample_tested
+from fedspa.rounds.wire import visit_bytes
 from fedspa.weights import ParameterSpace
-from fedspa.wire import visit_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
