@@ -1,6 +1,7 @@
 """Run the CPU benchmarks and write their tables into docs/performance.md: `python benchmarks/all.py`, or `make bench`.
 
-Takes some minutes; the machine should have nothing else to do. With `--dry` the tables are printed, not written.
+Takes some minutes; the machine should have nothing else to do. Each table is written as soon as it is measured. Names
+of benchmarks after the command measure only these; with `--dry` the tables are printed, not written.
 """
 
 from __future__ import annotations
@@ -52,13 +53,17 @@ def filled(page: str, name: str, text: str) -> str:
 
 
 def main() -> None:
-    page = filled(PAGE.read_text(), "machine", machine() + ".")
-    for part in PARTS:
-        page = filled(page, part, measured(part))
+    parts = [word for word in sys.argv[1:] if word != "--dry"] or PARTS
+    if unknown := set(parts) - set(PARTS):
+        sys.exit(f"There is no benchmark {', '.join(sorted(unknown))}: they are {', '.join(PARTS)}.")
     if "--dry" in sys.argv:
-        print(page)
-    else:
-        PAGE.write_text(page)
+        for part in parts:
+            print(f"{part}\n{measured(part)}\n", flush=True)
+        return
+    PAGE.write_text(filled(PAGE.read_text(), "machine", machine() + "."))
+    for part in parts:
+        text = measured(part)
+        PAGE.write_text(filled(PAGE.read_text(), part, text))
 
 
 if __name__ == "__main__":
