@@ -20,7 +20,7 @@ from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.fedspa import FedSpa
 from fedspa.metrics.accuracy import Accuracy
 from fedspa.records import Spread
-from fedspa.rounds.evaluation import Evaluator, Model, Scores, Showing, score_models, spread
+from fedspa.rounds.evaluation import Evaluator, Model, PredictionBatch, Scores, score_models, spread
 from fedspa.rounds.visitor import Job, Visitor
 from fedspa.running.executor import InProcess
 from fedspa.settings import TrainingSettings
@@ -104,7 +104,7 @@ def shown(runs: list[tuple[int, ...]]) -> Scores:
     each showing. Client 2 is told the opposite by its personal model."""
     tester = evaluator()
 
-    def run(jobs: Sequence[Showing]) -> Iterator[torch.Tensor]:
+    def run(jobs: Sequence[PredictionBatch]) -> Iterator[torch.Tensor]:
         for job in jobs:
             runs.append(tuple(job.rows.tolist()))
             yield tester.predict(SIGN if job.model.state is None else job.model.state, job.rows)
@@ -132,7 +132,7 @@ def test_several_sets_of_images_score_under_their_own_names():
     own._metrics = {"val_accuracy": METRICS["accuracy"]}
     own._rows = [np.array([0]), np.array([1]), np.array([2])]
 
-    def run(jobs: Sequence[Showing]) -> list[torch.Tensor]:
+    def run(jobs: Sequence[PredictionBatch]) -> list[torch.Tensor]:
         return [(test, own)[job.evaluator].predict(SIGN, job.rows) for job in jobs]
 
     scores = score_models([test, own], [(Model("global"), range(3))], 3, run)
@@ -144,7 +144,7 @@ class Listening(InProcess):
     """Keeps the jobs that it is given, apart from visits."""
 
     def run(self, jobs: Sequence[Job], weights: torch.Tensor) -> Iterator[Any]:
-        self.showings = [job for job in jobs if isinstance(job, Showing)]
+        self.predictions = [job for job in jobs if isinstance(job, PredictionBatch)]
         return super().run(jobs, weights)
 
 
@@ -170,7 +170,7 @@ def test_a_round_shows_each_image_once_to_each_different_model(method, searcher,
     # Client k is tested on images 4 k to 4 k + 3, in batches of 8.
     rows = [np.concatenate([np.arange(4 * k, 4 * k + 4) for k in clients]) for clients in models]
     batches = [row.tolist() for union in rows for row in np.split(union, range(8, len(union), 8))]
-    assert sorted(job.rows.tolist() for job in made[0].showings) == sorted(batches)
+    assert sorted(job.rows.tolist() for job in made[0].predictions) == sorted(batches)
 
 
 def test_sharing_changes_no_score():

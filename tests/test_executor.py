@@ -39,7 +39,7 @@ class ToyVisitor:
     client_rows = [np.arange(10 - client % 10) for client in range(100)]
 
     def __init__(self, together: int | None = 1) -> None:
-        self.engine = SimpleNamespace(together=together)
+        self.engine = SimpleNamespace(clients_at_once=together)
         self.asked: list[int] = []
 
     def work(self, call: Call) -> int:

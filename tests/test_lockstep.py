@@ -13,7 +13,7 @@ from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedspa import FedSpa
 from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.rounds.clock import Clock
-from fedspa.rounds.lockstep import converse
+from fedspa.rounds.lockstep import run_in_lockstep
 from fedspa.rounds.requests import Gradient, TrainingAccuracy
 
 NOTHING = torch.zeros(0)
@@ -43,7 +43,7 @@ def dialogue(times, accuracy=False):
 def test_requests_of_a_kind_are_answered_together():
     engine, clocks = Counting(), [Clock() for _ in range(4)]
     dialogues = [dialogue(2), dialogue(0), dialogue(1, accuracy=True), dialogue(3)]
-    assert converse(dialogues, engine, clocks) == [[3, 2], [], [3, 1], [3, 2, 1]]
+    assert run_in_lockstep(dialogues, engine, clocks) == [[3, 2], [], [3, 1], [3, 2, 1]]
     assert sorted((kind.__name__, count) for kind, count in engine.asked) == [
         *(("Gradient", 1), ("Gradient", 2), ("Gradient", 3), ("TrainingAccuracy", 1))
     ]
@@ -65,7 +65,7 @@ def test_the_order_in_which_visits_advance_changes_nothing(method, searcher, mon
     one_by_one = small(method, searcher)
     alone = one_by_one.run()
     side_by_side = small(method, searcher)
-    monkeypatch.setattr(type(side_by_side.loop._visitor.engine), "together", None)
+    monkeypatch.setattr(type(side_by_side.loop._visitor.engine), "clients_at_once", None)
     together = side_by_side.run()
     assert torch.equal(one_by_one.weights, side_by_side.weights)
     for one, other in zip(alone, together, strict=True):

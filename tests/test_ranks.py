@@ -156,7 +156,7 @@ def test_a_rank_that_dies_ends_the_others(in_ranks):
 
 def test_what_one_rank_raises_all_raise(in_ranks):
     def work(group: RankGroup) -> Any:
-        with group.together():
+        with group.synchronised():
             if group.rank == 1:
                 raise UserError("rank 1 has no data")
         return "went on"

@@ -36,7 +36,7 @@ class Engine(Protocol):
         """A copy of the working network's flat weights [total]."""
 
     @property
-    def together(self) -> int | None:
+    def clients_at_once(self) -> int | None:
         """How many visits gain from advancing in lockstep; None: as many as there are."""
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:

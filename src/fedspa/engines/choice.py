@@ -66,7 +66,7 @@ class Compiled(EngineChoice):
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:
         from fedspa.engines.compiled import CompiledEngine
 
-        with _told(self.name, eager):
+        with _explained(self.name, eager):
             return CompiledEngine(eager, workload.largest, self.compiler)
 
 
@@ -85,12 +85,12 @@ class Stacked(Compiled):
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:
         from fedspa.engines.stacked import StackedEngine
 
-        with _told(self.name, eager):
+        with _explained(self.name, eager):
             return StackedEngine(eager, workload.largest, self.clients, self.compiler)
 
 
 @contextmanager
-def _told(name: str, eager: EagerEngine) -> Iterator[None]:
+def _explained(name: str, eager: EagerEngine) -> Iterator[None]:
     """Turns what dynamo, inductor or a capture raise into a sentence; too little memory goes on as it is."""
     if not eager.pixels.in_memory:
         raise UserError(

@@ -25,7 +25,7 @@ class CompiledEngine(OverEager):
     """
 
     name = "compiled"
-    together = 16
+    clients_at_once = 16
     """Visits whose training is queued before anything is read back; each holds its weights, update and masks."""
 
     def __init__(self, eager: EagerEngine, largest: int, compiler: str | None) -> None:

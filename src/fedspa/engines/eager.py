@@ -19,7 +19,7 @@ class EagerEngine:
     """Plain PyTorch: autograd, the module's own hooks and its optimizer on one network."""
 
     name = "eager"
-    together = 1
+    clients_at_once = 1
     compile_seconds = 0.0
 
     def __init__(self, fabric: Fabric, network: nn.Module, settings: TrainingSettings, train: Pixels) -> None:

@@ -32,7 +32,7 @@ class StackedEngine(OverEager):
         """
         _check(eager)
         super().__init__(eager, largest, compiler, lanes=clients)
-        self.together = clients
+        self.clients_at_once = clients
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
         """Training and gradients for up to a stack at once; those that differ in their learning rate in groups."""
@@ -41,8 +41,8 @@ class StackedEngine(OverEager):
             groups[_alike(request)].append(index)
         answers: dict[int, Answer] = {}
         for alike in groups.values():
-            for first in range(0, len(alike), self.together):
-                indices = alike[first : first + self.together]
+            for first in range(0, len(alike), self.clients_at_once):
+                indices = alike[first : first + self.clients_at_once]
                 answers.update(
                     zip(indices, self._answer([requests[index] for index in indices]), strict=True)
                 )

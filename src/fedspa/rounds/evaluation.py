@@ -33,9 +33,9 @@ class Model:
 
 
 @dataclass(frozen=True, eq=False)
-class Showing:
-    """A job: one batch of images is shown to a model. What it sees is fixed here, and not by who does the job, so
-    that rounding is the same however many processes share the tests."""
+class PredictionBatch:
+    """A job: a model predicts the classes of one batch of images. What it sees is fixed here, and not by who does
+    the job, so that rounding is the same however many processes share the tests."""
 
     model: Model
     evaluator: int
@@ -77,10 +77,10 @@ class Evaluator:
         """The classes that a model [total] predicts for the images of `rows`: int64 [n], on the device."""
         return self._engine.predict(weights, self._pixels, torch.from_numpy(rows), self._batch_size)
 
-    def score(self, told: Iterable[tuple[Sequence[int], torch.Tensor]]) -> Scores:
+    def score(self, predictions: Iterable[tuple[Sequence[int], torch.Tensor]]) -> Scores:
         """Scores of the clients of each model, from what it predicts for all their `batches` (int64 [n])."""
         predicted, targets = [], []
-        for clients, classes in told:
+        for clients, classes in predictions:
             union = self._union(clients)
             for client in clients:
                 own = self._rows[client]
@@ -106,7 +106,7 @@ def score_models(
     evaluators: Sequence[Evaluator],
     models: Sequence[tuple[Model, Sequence[int]]],
     count: int,
-    run: Callable[[Sequence[Showing]], Iterable[torch.Tensor]],
+    run: Callable[[Sequence[PredictionBatch]], Iterable[torch.Tensor]],
 ) -> dict[str, Scores]:
     """Scores by kind of model, on every set of images.
 
@@ -120,14 +120,14 @@ def score_models(
         for model, clients in models
         for number, evaluator in enumerate(evaluators)
     ]
-    jobs = [Showing(model, number, rows) for model, _, number, batches in tests for rows in batches]
+    jobs = [PredictionBatch(model, number, rows) for model, _, number, batches in tests for rows in batches]
     answers = iter(run(jobs))
-    told: dict[tuple[str, int], list[tuple[Sequence[int], torch.Tensor]]] = {}
+    predictions: dict[tuple[str, int], list[tuple[Sequence[int], torch.Tensor]]] = {}
     for model, clients, number, batches in tests:
         classes = torch.cat(list(islice(answers, len(batches))))
-        told.setdefault((model.kind, number), []).append((clients, classes))
+        predictions.setdefault((model.kind, number), []).append((clients, classes))
     scores: dict[str, Scores] = {}
-    for (kind, number), by_model in told.items():
+    for (kind, number), by_model in predictions.items():
         whose = np.concatenate([clients for clients, _ in by_model])
         for metric, values in evaluators[number].score(by_model).items():
             scores.setdefault(kind, {})[metric] = np.full(count, np.nan)

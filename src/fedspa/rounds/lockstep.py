@@ -16,7 +16,7 @@ Dialogue: TypeAlias = Generator[Request, Any, T]
 """Yields requests, is sent their answers, and returns a result."""
 
 
-def converse(dialogues: Sequence[Dialogue[T]], engine: Engine, clocks: Sequence[Clock]) -> list[T]:
+def run_in_lockstep(dialogues: Sequence[Dialogue[T]], engine: Engine, clocks: Sequence[Clock]) -> list[T]:
     """The results of dialogues that go on side by side.
 
     Those that wait for the same kind of request are answered by one call of the engine, whose seconds they share

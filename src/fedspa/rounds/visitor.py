@@ -18,10 +18,10 @@ from fedspa.methods.base import ClientState, ClientTask, Method, Visit, VisitSiz
 from fedspa.randomness import generator, numpy_generator
 from fedspa.records import Costs
 from fedspa.rounds.clock import Clock
-from fedspa.rounds.evaluation import Evaluator, Scores, Showing, score_one
+from fedspa.rounds.evaluation import Evaluator, PredictionBatch, Scores, score_one
 from fedspa.rounds.faults import Fault, damage
 from fedspa.rounds.link import Link, UpdateRefused
-from fedspa.rounds.lockstep import Dialogue, converse
+from fedspa.rounds.lockstep import Dialogue, run_in_lockstep
 from fedspa.rounds.requests import Train, Trained
 from fedspa.settings import FaultSettings, TrainingSettings
 from fedspa.weights import all_finite
@@ -52,7 +52,7 @@ class FineTuning:
     epochs: int
 
 
-Job: TypeAlias = Call | FineTuning | Showing
+Job: TypeAlias = Call | FineTuning | PredictionBatch
 """What can be done by whoever has the network, the data and the global weights."""
 
 
@@ -101,20 +101,20 @@ class Visitor:
 
     def perform(self, jobs: Sequence[Job], weights: torch.Tensor) -> list[Any]:
         """Do jobs side by side from the global weights [total]: the outcome of each visit (or what was lost of it), the
-        scores of each fine-tuning, the classes predicted in each showing, in the order of the jobs."""
-        showings = [job for job in jobs if isinstance(job, Showing)]
-        if showings:  # jobs of one kind come together
-            return [self._show(job, weights) for job in showings]
-        trainings = [job for job in jobs if not isinstance(job, Showing)]
+        scores of each fine-tuning, the classes of each batch to predict, in the order of the jobs."""
+        batches = [job for job in jobs if isinstance(job, PredictionBatch)]
+        if batches:  # jobs of one kind come together
+            return [self._predict(job, weights) for job in batches]
+        trainings = [job for job in jobs if not isinstance(job, PredictionBatch)]
         clocks = [Clock() for _ in trainings]
         dialogues = [self._train(job, weights, clock) for job, clock in zip(trainings, clocks, strict=True)]
-        return converse(dialogues, self.engine, clocks)
+        return run_in_lockstep(dialogues, self.engine, clocks)
 
     def work(self, job: Job) -> int:
         """How many images a job goes through in a pass; of jobs of one kind, the larger one takes longer."""
-        return len(job.rows if isinstance(job, Showing) else self.client_rows[job.client])
+        return len(job.rows if isinstance(job, PredictionBatch) else self.client_rows[job.client])
 
-    def _show(self, job: Showing, weights: torch.Tensor) -> torch.Tensor:
+    def _predict(self, job: PredictionBatch, weights: torch.Tensor) -> torch.Tensor:
         """The classes that the job's model, made of the global weights [total], predicts: int64 [n]."""
         personal = job.model.kind == "personal"
         model = self.method.personal(weights, job.model.state) if personal else weights

@@ -76,7 +76,7 @@ def build(plan: Plan, launch: Launch = ALONE) -> Federation:
     Every rank of a launch does so; what one of them raises, all raise.
     """
     fabric, group = plan.hardware.fabric(launch), RankGroup(launch.rank, launch.size)
-    with group.together():
+    with group.synchronised():
         return _assemble(plan, fabric, launch, group)
 
 
@@ -148,14 +148,14 @@ def _executor(plan: Plan, visitor: Visitor, origin: Origin, launch: Launch) -> E
     workers = plan.hardware.workers
     if workers is None:
         workers = launch.share_of(usable_cores())
-        if origin.weights.device.type != "cpu" or visitor.engine.together != 1 or not can_fork():
+        if origin.weights.device.type != "cpu" or visitor.engine.clients_at_once != 1 or not can_fork():
             workers = 1
     elif workers > 1 and (origin.weights.device.type != "cpu" or not can_fork()):
         raise UserError(
             f"hardware.workers={workers} needs Linux, hardware.accelerator=cpu and hardware.threads=1: "
             "workers are forks of a process that computes on one thread; use hardware.workers=1 here."
         )
-    if workers > 1 and visitor.engine.together != 1:
+    if workers > 1 and visitor.engine.clients_at_once != 1:
         raise UserError(
             f"hardware.workers={workers} shares the clients out, engine={visitor.engine.name} keeps them in one "
             "process: use hardware.workers=1 or engine=eager."

@@ -43,7 +43,7 @@ class InProcess:
         self._visitor = visitor
 
     def run(self, jobs: Sequence[Job], weights: torch.Tensor) -> Iterator[Any]:
-        together = self._visitor.engine.together or len(jobs)
+        together = self._visitor.engine.clients_at_once or len(jobs)
         for first in range(0, len(jobs), together):
             yield from self._visitor.perform(jobs[first : first + together], weights)
 

@@ -49,7 +49,7 @@ def run(plan: Plan, folder: Path) -> dict[str, Any]:
         stack.callback(federation.group.close)
         stack.callback(federation.executor.close)
         group, folder = federation.group, federation.group.broadcast(folder)
-        with group.together():
+        with group.synchronised():
             if group.main:
                 stack.enter_context(occupied(folder))
         return _Run(plan, federation, folder, interruptions).run()
@@ -87,7 +87,7 @@ class _Run:
     def _saved(self, folder: Path) -> dict[str, Any] | None:
         """What the run goes on from, the same on every rank."""
         saved = None
-        with self._group.together():
+        with self._group.synchronised():
             if self._group.main and self._plan.settings.resume is not None:
                 saved = self._checkpoints.newest()
                 if saved:
@@ -97,19 +97,19 @@ class _Run:
     def run(self) -> dict[str, Any]:
         """All that is left to do."""
         try:
-            with self._group.together():
+            with self._group.synchronised():
                 self._trackers.start(self._info)
                 self._state.completed(self._info.completed)
                 self._write()
             for record in self._interruptions.each(self._federation.loop.rounds()):
                 self._history.add(record)
-                with self._group.together():
+                with self._group.synchronised():
                     self._trackers.round(record)
                     self._state.completed(record.round, record)
                     self._write(only_if_due=True)
             with self._interruptions.allowed():
                 finished = self._conclude()
-            with self._group.together():
+            with self._group.synchronised():
                 if self._group.main:
                     self._trackers.finish(finished)
                     self._checkpoints.clear()

@@ -45,7 +45,7 @@ class RankGroup:
         if self.size == 1:
             return [item]
         items: list[Any] = [None] * self.size
-        with _told_if_alone():
+        with _noticing_lost_ranks():
             torch.distributed.all_gather_object(items, item)
         return items
 
@@ -54,18 +54,18 @@ class RankGroup:
         if self.size == 1:
             return item
         items = [item]
-        with _told_if_alone():
+        with _noticing_lost_ranks():
             torch.distributed.broadcast_object_list(items, source)
         return items[0]
 
     def broadcast_tensor(self, tensor: torch.Tensor, source: int) -> None:
         """Overwrite a contiguous tensor on the CPU, of any dtype, by that of rank `source`."""
         if tensor.numel() and self.size > 1:
-            with _told_if_alone():
+            with _noticing_lost_ranks():
                 torch.distributed.broadcast(tensor.view(-1).view(torch.uint8), source)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def synchronised(self) -> Iterator[None]:
         """What one rank raises in here, all ranks raise at its end: none is left waiting for another."""
         error: Exception | None = None
         try:
@@ -90,7 +90,7 @@ class RankLost(UserError):
 
 
 @contextmanager
-def _told_if_alone() -> Iterator[None]:
+def _noticing_lost_ranks() -> Iterator[None]:
     """A collective that fails means that another process is gone."""
     try:
         yield

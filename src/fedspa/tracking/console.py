@@ -33,13 +33,13 @@ class ConsoleView:
         self._clock = clock
         self._live: Live | None = None
         self._accuracy: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._mentioned: set[str] = set()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"accuracy": dict(self._accuracy), "told": sorted(self._told)}
+        return {"accuracy": dict(self._accuracy), "mentioned": sorted(self._mentioned)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._accuracy, self._told = dict(state.get("accuracy", {})), set(state.get("told", ()))
+        self._accuracy, self._mentioned = dict(state.get("accuracy", {})), set(state.get("mentioned", ()))
 
     def start(self, info: RunInfo) -> None:
         self._info = info
@@ -99,8 +99,8 @@ class ConsoleView:
 
     def _tell(self, event: Event) -> None:
         """An event, but of each kind only the first: there may be thousands."""
-        if event.kind not in self._told:
-            self._told.add(event.kind)
+        if event.kind not in self._mentioned:
+            self._mentioned.add(event.kind)
             self._say(f"{event.kind}, {event.action}: {event.detail} (All such: events.csv)")
 
     def _stop(self) -> None:
