@@ -1,4 +1,11 @@
-"""Costs: `python src/costs.py experiment=cifar10_iid sparsity=0.5` tells what a run would cost; it trains nothing."""
+"""Tell what a run would cost in FLOPs and traffic; nothing is trained, and no data is loaded.
+
+    python src/costs.py experiment=cifar10_iid sparsity=0.5               as tables
+    python src/costs.py experiment=cifar10_iid sparsity=0.5 format=json   as JSON and nothing else
+    python src/costs.py experiment=cifar10_iid costs.convention=paper     counted as the paper does
+
+It takes every group and value that src/train.py takes.
+"""
 
 from __future__ import annotations
 
@@ -45,4 +52,4 @@ def costs(plan: Plan, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(costs, CostConfig))
+    sys.exit(main(costs, __doc__, CostConfig))

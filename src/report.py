@@ -2,7 +2,7 @@
 
     python src/report.py sweep=<name>             the jobs under outputs/sweeps/<name>
     python src/report.py runs=<folder>            all runs under a folder
-    python src/report.py runs="tags.dataset = 'digits'"   the runs of the tracking store that a filter of MLflow finds
+    python src/report.py runs="tags.dataset = 'digits'"   those that a filter of MLflow finds
 
 Further options:
     out=<folder>      where to write (outputs/reports/<name>)

@@ -1,4 +1,15 @@
-"""Train: `python src/train.py mask=dst sparsity=0.5`. `--help` shows what can be set."""
+"""Train sparse personal models by federated learning.
+
+    python src/train.py                                        the main job, on small digits
+    python src/train.py mask=rsm sparsity=0.8 dataset=mnist    any group and any value
+    python src/train.py experiment=cifar10_a dry_run=true      what it would cost; runs nothing
+    python src/train.py experiment=cifar10_a --cfg job         the config; runs nothing
+    python src/train.py -m method=fedspa,fedavg seed=0,1,2     all combinations
+    python src/train.py -m sweep=sparsity                      a study: a file of sweeps/
+    eval "$(python src/train.py -sc install=bash)"             groups and values by the Tab key
+
+Values, such as sparsity=0.8 or training.lr=0.05, are all that --cfg job shows.
+"""
 
 from __future__ import annotations
 
@@ -29,4 +40,4 @@ def train(plan: Plan, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(train))
+    sys.exit(main(train, __doc__))

@@ -132,10 +132,59 @@ assert "torch._C" in sys.modules
     assert done.returncode == 0, done.stderr
 
 
-def test_help_fits_one_screen(tmp_path):
-    shown = command("--help", folder=tmp_path).stdout
-    assert len(shown.strip().splitlines()) <= 24
-    assert "mask: dst, none, rsm" in shown
+@pytest.mark.parametrize("program", ["train", "costs", "report", "deliver"])
+def test_help_fits_one_screen(tmp_path, program):
+    shown = command(
+        "--help",
+        folder=tmp_path,
+        code=f"""
+import runpy, sys
+sys.path.insert(0, {str(ROOT / "src")!r})
+runpy.run_path({str(ROOT / "src" / program)!r} + ".py", run_name="__main__")
+""",
+    ).stdout
+    lines = shown.splitlines()
+    assert 1 < len(lines) <= 30 and max(map(len, lines)) <= 100
+    assert f"python src/{program}.py" in shown
+
+
+def test_help_shows_each_group_with_what_is_chosen(tmp_path):
+    shown = command("--help", "mask=rsm", folder=tmp_path).stdout
+    assert "  mask            how a mask moves      [rsm], dst, none\n" in shown
+    groups = {folder.name for folder in config_dir().iterdir() if folder.is_dir()} - {"hydra"}
+    assert groups <= {line.split()[0] for line in shown.splitlines() if line.startswith("  ")}
+    assert "$" in shown and "$$" not in shown
+
+
+# Completion, as a shell asks for it
+
+
+@pytest.mark.parametrize(
+    ("line", "choices"),
+    [
+        ("mask=", "mask=dst mask=none mask=rsm"),
+        ("-m sweep=ma", "sweep=main"),
+        ("experiment=cifar10_s", "experiment=cifar10_small experiment=cifar10_study"),
+        ("training.lr", "training.lr= training.lr_decay="),
+    ],
+)
+def test_groups_and_values_complete(tmp_path, monkeypatch, line, choices):
+    monkeypatch.setenv("COMP_LINE", f"python src/train.py {line}")
+    assert command("-sc", "query=bash", folder=tmp_path).stdout.split() == choices.split()
+
+
+def test_bash_itself_completes(tmp_path):
+    """What the shell does with the function that --shell-completion prints, when Tab is pressed after mask=."""
+    script = f"""
+PATH={Path(sys.executable).parent}:$PATH
+cd {ROOT}
+eval "$(python src/train.py -sc install=bash)"
+COMP_LINE="python src/train.py mask=d" COMP_POINT=25 COMP_WORDS=(python src/train.py mask=d) COMP_CWORD=2
+hydra_bash_completion
+echo "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True)
+    assert done.stdout == "mask=dst\n", done.stderr
 
 
 @pytest.mark.parametrize(("method", "name"), [("fedspa", "fedspa-dst-s0.5"), ("fedavg", "fedavg-none-s0.0")])

@@ -30,6 +30,7 @@ from fedspa.running.streams import ReaderGone, ends_with_its_reader
 from fedspa.settings import Config
 from fedspa.sweeping.studies import register_studies
 from fedspa.sweeping.sweep import JobFailed
+from fedspa.usage import register_usage
 
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of the operating system that speak of a place, not of a bug."""
@@ -39,15 +40,15 @@ Task = Callable[[Plan, Path], None]
 
 
 @ends_with_its_reader
-def main(task: Task, schema: type[Config] = Config) -> int:
+def main(task: Task, usage: str | None = None, schema: type[Config] = Config) -> int:
     """Do what the command line says: `task` once, or with -m once for each job of a sweep.
 
+    `usage`: what `--help` says of this command, above the groups of the config.
     `schema`: the settings of this command, those of a run and perhaps some of its own.
     Returns the exit code: 0, done; 1, fedspa has a bug, whose traceback is shown; 2, a mistake of the user,
     told in one sentence (under HYDRA_FULL_ERROR=1 with its traceback); 75, preempted by SIGTERM or SIGUSR1, to be
-    resumed; 130, stopped by Ctrl-C; 141, stopped since
-    nobody reads standard output any more. After several jobs, the highest of theirs. Of several ranks all do so,
-    and the first speaks.
+    resumed; 130, stopped by Ctrl-C; 141, stopped since nobody reads standard output any more. After several jobs,
+    the highest of theirs. Of several ranks all do so, and the first speaks.
     """
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra reports errors itself, and exits
@@ -57,6 +58,7 @@ def main(task: Task, schema: type[Config] = Config) -> int:
     defer_torch()
     register(schema)
     register_studies()
+    register_usage(usage or "")
 
     def job(config: DictConfig) -> None:
         """One run, which tells of its own failure at once. That ends the program, or only this job of a sweep."""

@@ -1,0 +1,61 @@
+"""What `--help` shows: how a command is used, and the groups of the config with a line each."""
+
+from __future__ import annotations
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from omegaconf import OmegaConf
+
+WIDTH = 100
+"""Columns of the screen."""
+GROUPS = {
+    "dataset": "images",
+    "partition": "how clients get them",
+    "model": "the network",
+    "method": "what clients train",
+    "mask": "how a mask moves",
+    "layer_sparsity": "sparsity by tensor",
+    "metric": "scores",
+    "logger": "where results go too",
+    "hardware": "what it runs on",
+    "engine": "how it computes",
+    "experiment": "presets",
+    "sweep": "studies, with -m",
+    "hydra/launcher": "where sweep jobs run",
+}
+"""What each group is about. Groups of other packages follow without a word."""
+
+
+def register_usage(text: str) -> None:
+    """Have `--help` show this text of a command, and the groups. Used by hydra.help.template in conf/config.yaml."""
+
+    def usage() -> str:
+        shown = f"{text.strip()}\n\nGroups, each with [what is chosen] and what else there is:\n{groups()}"
+        return shown.replace("$", "$$")  # Hydra takes it for a template
+
+    OmegaConf.register_new_resolver("usage", usage, replace=True)
+
+
+def groups() -> str:
+    """A line a group: its name, what it is about, the options as far as they fit."""
+    loader, chosen = GlobalHydra.instance().config_loader(), HydraConfig.get().runtime.choices
+    others = [name for name in loader.get_group_options("", ObjectType.GROUP) if name != "hydra"]
+    lines = []
+    for group in dict.fromkeys([*GROUPS, *others]):
+        options = loader.get_group_options(group, ObjectType.CONFIG)
+        choice = chosen.get(group)
+        listed = [f"[{choice}]"] if choice in options else []
+        listed += [option for option in options if option != choice]
+        if listed:
+            lines.append(_line(f"  {group:<14}  {GROUPS.get(group, ''):<20}  ", listed))
+    return "\n".join(lines)
+
+
+def _line(head: str, options: list[str]) -> str:
+    for shown in range(len(options), 0, -1):
+        rest = len(options) - shown
+        line = head + ", ".join(options[:shown]) + (f", {rest} more" if rest else "")
+        if len(line) <= WIDTH:
+            break
+    return line
