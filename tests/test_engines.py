@@ -20,12 +20,14 @@ from federations import (
 )
 from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file
+from tape import TapeCaptures
 from torch import nn
 from torch._dynamo.utils import counters
 
 from fedspa.config import check, config_dir, register
 from fedspa.data.batches import Pixels
 from fedspa.data.source import Augmentation
+from fedspa.engines import over_eager
 from fedspa.engines.choice import Auto, Compiled, Stacked, Workload
 from fedspa.engines.compiled import CompiledEngine
 from fedspa.engines.stacked import StackedEngine
@@ -62,10 +64,11 @@ def network() -> nn.Module:
     )
 
 
+WORK = Workload(largest=17, steps=100)
 ENGINES = {
     # Of four clients: a stack of three and one of one.
-    "stacked": lambda eager: StackedEngine(eager, largest=17, clients=3, compiler=None),
-    "compiled": lambda eager: CompiledEngine(eager, largest=17, compiler=None),
+    "stacked": lambda eager: StackedEngine(eager, WORK, clients=3, compiler=None),
+    "compiled": lambda eager: CompiledEngine(eager, WORK, compiler=None),
 }
 METHODS = {
     "fedavg": (FedAvg(name="fedavg"), None),
@@ -99,6 +102,14 @@ def run(name: str, engine_of=lambda eager: eager, training=TRAINING, rounds=2) -
     )
 
 
+@pytest.fixture
+def tape(monkeypatch) -> type[TapeCaptures]:
+    """Engines play a tape of their steps, which on CUDA would be a graph: nothing of their Python runs again."""
+    monkeypatch.setattr(over_eager, "Captures", TapeCaptures)
+    monkeypatch.setattr(TapeCaptures, "recorded", 0)
+    return TapeCaptures
+
+
 def assert_close(ours: torch.Tensor, theirs: torch.Tensor, moved: torch.Tensor, tolerance: float) -> None:
     """Within a share of how far the weights have moved."""
     assert (ours - theirs).norm() <= tolerance * moved.norm()
@@ -106,7 +117,7 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor, moved: torch.Tensor, 
 
 @pytest.mark.parametrize("kind", ENGINES)
 @pytest.mark.parametrize("name", METHODS)
-def test_rounds_are_those_of_the_eager_engine(kind, name):
+def test_rounds_are_those_of_the_eager_engine(kind, name, tape):
     eager, other = run(name), run(name, ENGINES[kind])
     for reference, record in zip(eager.run(), other.run(), strict=True):
         assert (record.samples, record.costs, record.scores) == (
@@ -135,7 +146,7 @@ def test_rounds_are_those_of_the_eager_engine(kind, name):
     ],
     ids=str,
 )
-def test_every_setting_of_training_means_the_same(kind, settings):
+def test_every_setting_of_training_means_the_same(kind, settings, tape):
     clients_settings = replace(TRAINING, **settings)
     if clients_settings.drop_last:
         clients_settings = replace(clients_settings, batch_size=3)  # the smallest client has three images
@@ -168,7 +179,7 @@ def requests(kind: type, dtype: torch.dtype = torch.float64, **options) -> list:
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_augmented_images_are_the_same_ones(kind):
+def test_augmented_images_are_the_same_ones(kind, tape):
     training = TrainingSettings(batch_size=4)
     eager = engine(network(), AUGMENTED, training)
     other = ENGINES[kind](engine(network(), AUGMENTED, training))
@@ -207,7 +218,7 @@ def test_a_step_in_single_precision(kind):
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_different_learning_rates_and_pulls_in_one_answer(kind):
+def test_different_learning_rates_and_pulls_in_one_answer(kind, tape):
     training = TrainingSettings(batch_size=4)
     eager = engine(network(), AUGMENTED, training)
     other = ENGINES[kind](engine(network(), AUGMENTED, training))
@@ -223,6 +234,40 @@ def test_different_learning_rates_and_pulls_in_one_answer(kind):
 
     for ours, theirs in zip(other.answer(asked()), eager.answer(asked()), strict=True):
         torch.testing.assert_close(ours.weights, theirs.weights, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_gradients_are_recorded_when_they_are_asked_for(kind, tape):
+    def recorded(workload: Workload, *requests: object) -> int:
+        tape.recorded = 0
+        eager = engine(network(), AUGMENTED, TrainingSettings(batch_size=4))
+        made = {
+            "stacked": lambda: StackedEngine(eager, workload, clients=3, compiler=None),
+            "compiled": lambda: CompiledEngine(eager, workload, compiler=None),
+        }[kind]()
+        made.answer(requests)
+        return tape.recorded
+
+    training = requests(Train, epochs=1, learning_rate=0.1)
+    assert recorded(WORK, *training) == 1
+    assert recorded(WORK, *training, *requests(Gradient), *requests(Gradient)) == 2
+    assert recorded(replace(WORK, gradients=True), *training) == 2
+
+
+def test_the_tape_repeats_no_python_and_refuses_what_a_capture_forbids():
+    number, place = torch.ones(1), torch.zeros(1)
+    play = TapeCaptures(torch.device("cpu"))(lambda: place.add_(number * 2))
+    number.fill_(5)
+    place.zero_()
+    play(), play()
+    assert place == 20
+    read = [1.0]
+    play = TapeCaptures(torch.device("cpu"))(lambda: place.fill_(read[0]))
+    read[0] = 2.0
+    play()
+    assert place == 1
+    with pytest.raises(AssertionError, match="forbids _local_scalar_dense"):
+        TapeCaptures(torch.device("cpu"))(lambda: place.fill_(float(number)))
 
 
 # What an engine cannot do ---------------------------------------------------------------------------------
@@ -252,13 +297,13 @@ def test_networks_that_cannot_be_stacked_are_refused_in_a_sentence(model, reason
     with pytest.raises(
         UserError, match=rf"engine=stacked cannot train a model that {reason}.*use engine=eager\.$"
     ):
-        StackedEngine(eager, largest=13, clients=2, compiler=None)
+        StackedEngine(eager, WORK, clients=2, compiler=None)
 
 
 def test_dropout_of_the_compiled_engine_depends_on_the_seed_alone():
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))
     start = flat(model).double()
-    compiled = CompiledEngine(engine(model, AUGMENTED, TrainingSettings(batch_size=4)), 13, "aot_eager")
+    compiled = CompiledEngine(engine(model, AUGMENTED, TrainingSettings(batch_size=4)), WORK, "aot_eager")
 
     def end(client: int) -> torch.Tensor:
         torch.rand(client + 3)  # other draws of the process in between

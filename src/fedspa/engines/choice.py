@@ -30,6 +30,8 @@ class Workload:
     """Training rows of the largest client."""
     steps: int
     """Steps of local training in the whole run, about."""
+    gradients: bool = False
+    """Whether visits will ask for gradients of a batch."""
 
 
 @dataclass(kw_only=True)
@@ -67,7 +69,7 @@ class Compiled(EngineChoice):
         from fedspa.engines.compiled import CompiledEngine
 
         with _explained(self.name, eager):
-            return CompiledEngine(eager, workload.largest, self.compiler)
+            return CompiledEngine(eager, workload, self.compiler)
 
 
 @dataclass(kw_only=True)
@@ -86,7 +88,7 @@ class Stacked(Compiled):
         from fedspa.engines.stacked import StackedEngine
 
         with _explained(self.name, eager):
-            return StackedEngine(eager, workload.largest, self.clients, self.compiler)
+            return StackedEngine(eager, workload, self.clients, self.compiler)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from fedspa.engines.choice import Workload
 from fedspa.engines.eager import EagerEngine
 from fedspa.engines.flat import first_batch, plan_visit
 from fedspa.engines.over_eager import OverEager
@@ -28,9 +29,9 @@ class CompiledEngine(OverEager):
     clients_at_once = 16
     """Visits whose training is queued before anything is read back; each holds its weights, update and masks."""
 
-    def __init__(self, eager: EagerEngine, largest: int, compiler: str | None) -> None:
+    def __init__(self, eager: EagerEngine, workload: Workload, compiler: str | None) -> None:
         """As for `OverEager`."""
-        super().__init__(eager, largest, compiler, lanes=None)
+        super().__init__(eager, workload, compiler, lanes=None)
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
         """One request after another, none of them waiting for the device."""

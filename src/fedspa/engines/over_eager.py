@@ -7,6 +7,8 @@ import time
 import torch
 
 from fedspa.data.batches import Pixels
+from fedspa.engines.capture import Captures
+from fedspa.engines.choice import Workload
 from fedspa.engines.eager import EagerEngine
 from fedspa.engines.step import LocalStep
 from fedspa.weights import ParameterSpace
@@ -15,17 +17,22 @@ from fedspa.weights import ParameterSpace
 class OverEager:
     """Prepares the step, and leaves to the eager engine what concerns one model alone."""
 
-    def __init__(self, eager: EagerEngine, largest: int, compiler: str | None, lanes: int | None) -> None:
+    def __init__(
+        self, eager: EagerEngine, workload: Workload, compiler: str | None, lanes: int | None
+    ) -> None:
         """
         Args:
             eager: holds the network.
-            largest: training rows of the largest client: no batch is larger.
+            workload: no batch is larger than the largest client; what it asks for is compiled here.
             compiler: a backend of torch.compile; None runs the same functions uncompiled.
             lanes: clients that a step trains side by side; None trains one, without that dimension.
         """
         self._eager = eager
-        begin = time.perf_counter()
-        self._step = LocalStep(eager, min(eager.settings.batch_size, largest), compiler, lanes=lanes)
+        begin, captures = time.perf_counter(), Captures(eager.device)
+        batch_size = min(eager.settings.batch_size, workload.largest)
+        self._step = LocalStep(eager, batch_size, compiler, lanes, captures)
+        if workload.gradients:
+            _ = self._step.take_gradient  # recorded now, not in the first round
         self.compile_seconds = time.perf_counter() - begin
 
     @property

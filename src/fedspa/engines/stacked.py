@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch.func import vmap
 
+from fedspa.engines.choice import Workload
 from fedspa.engines.eager import EagerEngine
 from fedspa.engines.flat import first_batch, gradient_and_loss, plan_visit
 from fedspa.engines.over_eager import OverEager
@@ -25,13 +26,13 @@ class StackedEngine(OverEager):
 
     name = "stacked"
 
-    def __init__(self, eager: EagerEngine, largest: int, clients: int, compiler: str | None) -> None:
+    def __init__(self, eager: EagerEngine, workload: Workload, clients: int, compiler: str | None) -> None:
         """As for `OverEager`; `clients`: how many advance together at most; memory for activations grows with them.
 
         Raises `UserError` for a network that cannot be stacked.
         """
         _check(eager)
-        super().__init__(eager, largest, compiler, lanes=clients)
+        super().__init__(eager, workload, compiler, lanes=clients)
         self.clients_at_once = clients
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch.func import vmap
 
-from fedspa.engines.capture import captured
+from fedspa.engines.capture import Captures
 from fedspa.engines.eager import EagerEngine
 from fedspa.engines.flat import gradient_and_loss, sgd_step
 from fedspa.rounds.requests import Train
@@ -20,15 +21,23 @@ class LocalStep:
     only fills up stays as it is. Partly filled `lanes` are told apart by nothing else.
     """
 
-    def __init__(self, eager: EagerEngine, batch_size: int, compiler: str | None, lanes: int | None) -> None:
+    def __init__(
+        self,
+        eager: EagerEngine,
+        batch_size: int,
+        compiler: str | None,
+        lanes: int | None,
+        captures: Captures,
+    ) -> None:
         """
         Args:
             eager: the network and its training step.
             batch_size: images of every batch.
             compiler: a backend of torch.compile; None runs the same functions uncompiled.
             lanes: clients in lockstep; None for one alone.
+            captures: records the step and, when one is first asked for, the gradient.
         """
-        self._eager, self._lanes, pixels = eager, lanes, eager.pixels
+        self._eager, self._lanes, self._captures, pixels = eager, lanes, captures, eager.pixels
         shape = () if lanes is None else (lanes,)
         columns = 6 if pixels.augmentation.active else 1
         device = eager.device
@@ -54,10 +63,14 @@ class LocalStep:
             update = torch.compile(update, backend=compiler, dynamic=False)
         self._compiled_gradient, self._compiled_update = gradient, update
         eager.module.train()
-        self.take_gradient = captured(self._run_gradient, device)
-        """Set `gradient` to the dense gradient of `part` at `weights`."""
-        self.take_step = captured(self._run_step, device)
+        self.take_step = captures(self._run_step)
         """Move `weights` by one step on `part`."""
+
+    @cached_property
+    def take_gradient(self) -> Callable[[], None]:
+        """Set `gradient` to the dense gradient of `part` at `weights`. Recorded here, in training mode: many a run
+        never asks for it."""
+        return self._captures(self._run_gradient)
 
     @property
     def batch_size(self) -> int:

@@ -173,7 +173,11 @@ def _workload(plan: Plan, rows: ClientRows) -> Workload:
     federation, training = plan.settings.federation, plan.settings.training
     sizes = [len(own) for own in rows.train]
     visits, mean_size = federation.rounds * federation.clients_per_round, fmean(sizes)
-    return Workload(max(sizes), round(visits * training.epochs * ceil(mean_size / training.batch_size)))
+    return Workload(
+        largest=max(sizes),
+        steps=round(visits * training.epochs * ceil(mean_size / training.batch_size)),
+        gradients=plan.mask is not None and plan.mask.needs_gradient,
+    )
 
 
 def _check_batches(plan: Plan, rows: ClientRows) -> None:
