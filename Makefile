@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# Each process of the tests keeps neighbours in a file together, and computes with one thread.
+PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=worksteal
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/'
@@ -10,8 +12,14 @@ help: ## show this list
 demo: $(READY) ## train FedSpa on images of digits, in under two minutes on two cores
 	$(RUN) src/train.py mask=dst sparsity=0.5
 
-test: $(READY) ## run the tests
-	$(RUN) -m pytest
+test: $(READY) ## run the tests, on every core
+	$(RUN) -m pytest $(PARALLEL)
+
+slow: $(READY) ## run the tests that are too slow for every change
+	$(RUN) -m pytest -m slow
+
+coverage: $(READY) ## run the tests, and say which lines of src/ they reach
+	$(RUN) -m pytest $(PARALLEL) --cov --cov-report=term:skip-covered
 
 check: $(READY) ## look for mistakes without running: ruff and mypy
 	$(RUN) -m ruff check .
@@ -28,4 +36,4 @@ $(READY): pyproject.toml constraints.txt
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
 
-.PHONY: help demo test check bench
+.PHONY: help demo test slow coverage check bench

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import hydra
@@ -10,6 +11,9 @@ from omegaconf import DictConfig
 
 from fedspa.config import Plan, check, config_dir, register
 from fedspa.sweeping.studies import register_studies
+
+# The tests run on every core, a process each: one thread a process, in the commands that they start too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
