@@ -144,7 +144,7 @@ def federation(
         searcher=searcher,
         engine=runner,
         network=NetworkCosts.of(network, tuple(clients.train.images.shape[1:]), convention),
-        evaluators=[Evaluator(runner, test, clients.test_rows, accuracy, clients.classes, batch_size=8)],
+        evaluators=[Evaluator(test, clients.test_rows, accuracy, clients.classes, batch_size=8)],
         client_rows=clients.train_rows,
         link=Link(runner.space, wire) if wire else None,
         faults=faults or FaultSettings(),

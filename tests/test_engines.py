@@ -30,6 +30,7 @@ from fedspa.data.source import Augmentation
 from fedspa.engines import over_eager
 from fedspa.engines.choice import Auto, Compiled, Stacked, Workload
 from fedspa.engines.compiled import CompiledEngine
+from fedspa.engines.eager import EagerEngine
 from fedspa.engines.stacked import StackedEngine
 from fedspa.errors import UserError
 from fedspa.masks.dst import DST
@@ -42,7 +43,7 @@ from fedspa.methods.local import Local
 from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.methods.subsampling import Subsampling
 from fedspa.models.initialise import seeded
-from fedspa.rounds.requests import Gradient, Pull, Train, TrainingAccuracy
+from fedspa.rounds.requests import Gradient, Predict, Pull, Train, TrainingAccuracy
 from fedspa.running import experiment
 from fedspa.running.hardware import Hardware
 from fedspa.settings import TrainingSettings
@@ -64,7 +65,7 @@ def network() -> nn.Module:
     )
 
 
-WORK = Workload(largest=17, steps=100)
+WORK = Workload(largest=17, steps=100, test_batch=7)
 ENGINES = {
     # Of four clients: a stack of three and one of one.
     "stacked": lambda eager: StackedEngine(eager, WORK, clients=3, compiler=None),
@@ -186,12 +187,7 @@ def test_augmented_images_are_the_same_ones(kind, tape):
     for request, options in (
         (Train, {"epochs": 2, "learning_rate": 0.1}),
         (Gradient, {}),
-        (TrainingAccuracy, {}),
     ):
-        if request is TrainingAccuracy:
-            asked = [TrainingAccuracy(weights=r.weights, rows=r.rows) for r in requests(Gradient)]
-            assert other.answer(asked) == eager.answer(asked)
-            continue
         theirs = eager.answer(requests(request, **options))
         ours = other.answer(requests(request, **options))
         for answer, reference in zip(ours, theirs, strict=True):
@@ -237,6 +233,38 @@ def test_different_learning_rates_and_pulls_in_one_answer(kind, tape):
 
 
 @pytest.mark.parametrize("kind", ENGINES)
+def test_predictions_are_the_same_ones(kind, tape, monkeypatch):
+    """Of models that share a batch, or take several; of one set of images and another; after training as before."""
+    eager = engine(network(), AUGMENTED, TrainingSettings(batch_size=4))
+    other = ENGINES[kind](engine(network(), AUGMENTED, TrainingSettings(batch_size=4)))
+    elsewhere = Pixels(random_images(30, 8, 3, 8), [0.3], [0.2], Augmentation(), "cpu", torch.float64)
+    models = [request.weights for request in requests(Gradient)]
+
+    def asked() -> list[Predict]:
+        return [
+            Predict(weights=weights, pixels=images, rows=rows, batch_size=size)
+            for weights, images, rows, size in (
+                (models[0], AUGMENTED, torch.arange(24), 20),  # more than fit into a batch of 7
+                (models[1], AUGMENTED, torch.tensor([5]), 20),
+                (models[2], elsewhere, torch.tensor([9, 2, 29, 2]), 3),
+                (models[2], elsewhere, torch.arange(1, 15), 20),
+                (models[0], elsewhere, torch.arange(7), 20),
+            )
+        ]
+
+    theirs = eager.answer(asked())
+    assert len({tuple(classes.tolist()[:4]) for classes in theirs}) > 2  # the models disagree
+    for _ in range(2):
+        other.answer(requests(Train, epochs=1, learning_rate=0.1))
+        for classes, reference in zip(other.answer(asked()), theirs, strict=True):
+            assert classes.dtype is torch.int64 and torch.equal(classes, reference)
+    accuracies = [TrainingAccuracy(weights=r.weights, rows=r.rows) for r in requests(Gradient)]
+    assert other.answer(accuracies) == eager.answer(accuracies)
+    monkeypatch.setattr(EagerEngine, "predict", None)  # nothing was left to it
+    other.answer([*asked()])
+
+
+@pytest.mark.parametrize("kind", ENGINES)
 def test_gradients_are_recorded_when_they_are_asked_for(kind, tape):
     def recorded(workload: Workload, *requests: object) -> int:
         tape.recorded = 0
@@ -249,9 +277,9 @@ def test_gradients_are_recorded_when_they_are_asked_for(kind, tape):
         return tape.recorded
 
     training = requests(Train, epochs=1, learning_rate=0.1)
-    assert recorded(WORK, *training) == 1
-    assert recorded(WORK, *training, *requests(Gradient), *requests(Gradient)) == 2
-    assert recorded(replace(WORK, gradients=True), *training) == 2
+    assert recorded(WORK, *training) == 2  # a step and a forward pass
+    assert recorded(WORK, *training, *requests(Gradient), *requests(Gradient)) == 3
+    assert recorded(replace(WORK, gradients=True), *training) == 3
 
 
 def test_the_tape_repeats_no_python_and_refuses_what_a_capture_forbids():
@@ -312,7 +340,7 @@ def test_dropout_of_the_compiled_engine_depends_on_the_seed_alone():
 
     compiled_before = dict(counters["stats"])
     assert torch.equal(end(0), end(0)) and not torch.equal(end(0), end(2))
-    compiled.predict(start, AUGMENTED, ROWS[2], batch_size=4)
+    compiled.answer([Predict(weights=start, pixels=AUGMENTED, rows=ROWS[2], batch_size=4)])
     for rows in ROWS:
         compiled.answer([Gradient(weights=start, rows=rows, generator=torch.Generator())])
     assert counters["stats"] == compiled_before  # nothing is compiled once the engine is built

@@ -13,6 +13,7 @@ from federations import engine, pixels, random_images, small
 from torch import nn
 
 from fedspa.data.source import ImageSet
+from fedspa.engines.base import Engine
 from fedspa.masks.dst import DST
 from fedspa.masks.rsm import RSM
 from fedspa.methods.ditto import Ditto
@@ -20,7 +21,16 @@ from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.fedspa import FedSpa
 from fedspa.metrics.accuracy import Accuracy
 from fedspa.records import Spread
-from fedspa.rounds.evaluation import Evaluator, Model, PredictionBatch, Scores, score_models, spread
+from fedspa.rounds.evaluation import (
+    Evaluator,
+    Model,
+    PredictionBatch,
+    Scores,
+    score_models,
+    score_one,
+    spread,
+)
+from fedspa.rounds.requests import Predict
 from fedspa.rounds.visitor import Job, Visitor
 from fedspa.running.executor import InProcess
 from fedspa.settings import TrainingSettings
@@ -65,38 +75,58 @@ TEST = ImageSet(PICTURES, torch.tensor([1, 0, 0, 0, 1, 1]))
 ROWS = [np.array([0, 1, 2, 3]), np.array([5]), np.array([1, 4])]  # sizes 4, 1 and 2; row 1 is tested twice
 
 
-def evaluator(calls: list[int] | None = None) -> Evaluator:
-    """Of three clients; `calls` receives the number of images of each run of a model."""
-    network = nn.Sequential(nn.Flatten(), nn.Linear(1, 2))
-    runner = engine(network, pixels(TEST, mean=0.5, std=0.5), TrainingSettings())
-    predict = runner.predict
+ENGINE = engine(
+    nn.Sequential(nn.Flatten(), nn.Linear(1, 2)), pixels(TEST, mean=0.5, std=0.5), TrainingSettings()
+)
 
-    def counted(weights, images, rows, batch_size):
+
+def evaluator() -> Evaluator:
+    """Of three clients."""
+    return Evaluator(pixels(TEST, mean=0.5, std=0.5), ROWS, METRICS, classes=2, batch_size=4)
+
+
+def predicted(request: Predict, runner: Engine = ENGINE) -> torch.Tensor:
+    (classes,) = runner.answer([request])
+    assert isinstance(classes, torch.Tensor)
+    return classes
+
+
+def one(
+    tester: Evaluator,
+    weights: torch.Tensor,
+    clients: Sequence[int],
+    calls: list[int] | None = None,
+    runner: Engine = ENGINE,
+) -> list[float]:
+    """Accuracies of one model; `calls` receives the number of images of each run of it."""
+    asking = score_one([tester], weights, clients)
+    request = next(asking)
+    while True:
         if calls is not None:
-            calls.append(len(rows))
-        return predict(weights, images, rows, batch_size)
-
-    runner.predict = counted
-    return Evaluator(runner, pixels(TEST, mean=0.5, std=0.5), ROWS, METRICS, classes=2, batch_size=4)
+            calls.append(len(request.rows))
+        try:
+            request = asking.send(predicted(request, runner))
+        except StopIteration as end:
+            return end.value["accuracy"].tolist()
 
 
 def test_one_model_by_hand():
     # Right on rows 0, 2, 3 and 4, wrong on 1 and 5.
-    assert evaluator().one(SIGN, [0, 1, 2])["accuracy"].tolist() == [75, 0, 50]
-    assert evaluator().one(-SIGN, [0, 1, 2])["accuracy"].tolist() == [25, 100, 50]
+    assert one(evaluator(), SIGN, [0, 1, 2]) == [75, 0, 50]
+    assert one(evaluator(), -SIGN, [0, 1, 2]) == [25, 100, 50]
 
 
 def test_one_model_runs_once_over_the_union_of_the_images():
     calls: list[int] = []
-    evaluator(calls).one(SIGN, [0, 1, 2])
+    one(evaluator(), SIGN, [0, 1, 2], calls)
     assert calls == [6]  # not 4 + 1 + 2
-    evaluator(calls).one(SIGN, [1, 2])
+    one(evaluator(), SIGN, [1, 2], calls)
     assert calls == [6, 3]
 
 
 def test_clients_are_scored_in_the_order_asked_for():
-    assert evaluator().one(SIGN, [2, 0])["accuracy"].tolist() == [50, 75]
-    assert evaluator().one(SIGN, [1])["accuracy"].tolist() == [0]
+    assert one(evaluator(), SIGN, [2, 0]) == [50, 75]
+    assert one(evaluator(), SIGN, [1]) == [0]
 
 
 def shown(runs: list[tuple[int, ...]]) -> Scores:
@@ -107,7 +137,8 @@ def shown(runs: list[tuple[int, ...]]) -> Scores:
     def run(jobs: Sequence[PredictionBatch]) -> Iterator[torch.Tensor]:
         for job in jobs:
             runs.append(tuple(job.rows.tolist()))
-            yield tester.predict(SIGN if job.model.state is None else job.model.state, job.rows)
+            model = SIGN if job.model.state is None else job.model.state
+            yield predicted(tester.request(model, job.rows))
 
     models = [
         (Model("global"), range(3)),
@@ -133,7 +164,7 @@ def test_several_sets_of_images_score_under_their_own_names():
     own._rows = [np.array([0]), np.array([1]), np.array([2])]
 
     def run(jobs: Sequence[PredictionBatch]) -> list[torch.Tensor]:
-        return [(test, own)[job.evaluator].predict(SIGN, job.rows) for job in jobs]
+        return [predicted((test, own)[job.evaluator].request(SIGN, job.rows)) for job in jobs]
 
     scores = score_models([test, own], [(Model("global"), range(3))], 3, run)
     assert scores["global"]["accuracy"].tolist() == [75, 0, 50]
@@ -180,14 +211,13 @@ def test_sharing_changes_no_score():
     runner = engine(network, pixels(images), TrainingSettings())
     rng = np.random.default_rng(1)
     rows = [np.sort(rng.choice(40, size, replace=False)) for size in (7, 1, 12, 30, 12)]
-    evaluator = Evaluator(runner, pixels(images), rows, METRICS, classes=3, batch_size=9)
+    evaluator = Evaluator(pixels(images), rows, METRICS, classes=3, batch_size=9)
     weights = runner.weights
-    together = evaluator.one(weights, range(5))["accuracy"]
-    alone = [evaluator.one(weights, [k])["accuracy"][0] for k in range(5)]
-    assert together.tolist() == alone
+    together = one(evaluator, weights, range(5), runner=runner)
+    assert together == [one(evaluator, weights, [k], runner=runner)[0] for k in range(5)]
     for k, own in enumerate(rows):
         w, b = weights[:48].view(3, 16), weights[48:]
         seen = pixels(images).batch(torch.from_numpy(own), None)
         right = (seen.images.flatten(1) @ w.T + b).argmax(1) == seen.labels
         assert together[k] == pytest.approx(100 * right.double().mean().item(), rel=1e-6)
-    assert together.std() > 0
+    assert np.std(together) > 0

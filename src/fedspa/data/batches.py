@@ -44,7 +44,7 @@ class Pixels:
         self.augmentation = augmentation
         self.device = torch.device(device)
         self.dtype = dtype
-        self.labels = images.labels.to(self.device)
+        self._own_labels, self.labels = images.labels.cpu(), images.labels.to(self.device)
         # One black pixel after the last image: where a crop reaches over the border, it reads that one.
         black = torch.zeros(self.channels, dtype=torch.uint8)
         memory = torch.cat([images.images.permute(0, 2, 3, 1).reshape(-1), black]).to(self.device)
@@ -62,8 +62,8 @@ class Pixels:
         self._shift = (-centre / spread).to(self.device, exact)
 
     def labels_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """The labels int64 [n] of rows int64 [n], on the device."""
-        return self.labels[rows.to(self.device)]
+        """The labels int64 [n] of rows int64 [n], both on the CPU."""
+        return self._own_labels[rows]
 
     def batch(self, rows: torch.Tensor, draws: torch.Tensor | None) -> Batch:
         """The images of `rows` int64 [B]; `draws` int64 [B, 5] as of `draw` augments them, None does not."""

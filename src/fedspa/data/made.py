@@ -82,7 +82,7 @@ class MadePixels(Pixels):
         self._client, self._any_rows = lru_cache(KEPT)(client), any_rows
 
     def labels_of(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._made.gather(rows.cpu()).labels.to(self.device)
+        return self._made.gather(rows).labels
 
     def batch(self, rows: torch.Tensor, draws: torch.Tensor | None) -> Batch:
         each, first = self._made.each, int(rows[0]) // self._made.each

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import torch
 
-from fedspa.data.batches import Pixels
 from fedspa.rounds.requests import Answer, Request
 from fedspa.weights import ParameterSpace
 
@@ -41,11 +40,6 @@ class Engine(Protocol):
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
         """The answers to requests of one kind, in their order."""
-
-    def predict(
-        self, weights: torch.Tensor, pixels: Pixels, rows: torch.Tensor, batch_size: int
-    ) -> torch.Tensor:
-        """The most likely class of each image, by weights [total]: int64 [n], on the device."""
 
     def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Dense gradient [total] of the mean loss over all `rows` (int64 [n]), without augmentation."""

@@ -32,6 +32,8 @@ class Workload:
     """Steps of local training in the whole run, about."""
     gradients: bool = False
     """Whether visits will ask for gradients of a batch."""
+    test_batch: int = 128
+    """Images that a model is shown at a time when it is tested."""
 
 
 @dataclass(kw_only=True)

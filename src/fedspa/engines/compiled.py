@@ -15,7 +15,7 @@ from fedspa.engines.eager import EagerEngine
 from fedspa.engines.flat import first_batch, plan_visit
 from fedspa.engines.over_eager import OverEager
 from fedspa.engines.step import sent
-from fedspa.rounds.requests import Answer, Gradient, Request, Train, Trained
+from fedspa.rounds.requests import Answer, Gradient, Predict, Request, Train, Trained, TrainingAccuracy
 
 
 class CompiledEngine(OverEager):
@@ -43,8 +43,10 @@ class CompiledEngine(OverEager):
                 return self._train(request)
             case Gradient():
                 return self._gradient(request)
-            case _:
-                return self._eager.answer([request])[0]
+            case TrainingAccuracy():
+                return self._training_accuracies([request])[0]
+            case Predict():
+                return self._forward.predict([request])[0]
 
     def _train(self, request: Train) -> Trained:
         step, settings = self._step, self._eager.settings

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedspa.data.batches import Batch, Pixels
 from fedspa.local_training import LocalTraining
-from fedspa.rounds.requests import Answer, Gradient, Request, Train, Trained, TrainingAccuracy
+from fedspa.rounds.requests import Answer, Gradient, Predict, Request, Train, Trained, TrainingAccuracy
 from fedspa.settings import TrainingSettings
 from fedspa.weights import ParameterSpace
 
@@ -58,7 +58,10 @@ class EagerEngine:
             case Gradient():
                 return self._gradient(request)
             case TrainingAccuracy():
-                return self._training_accuracy(request)
+                predicted = self.predict(request.weights, self.pixels, request.rows, self.settings.batch_size)
+                return self.accuracy(request, predicted)
+            case Predict():
+                return self.predict(request.weights, request.pixels, request.rows, request.batch_size)
 
     def _trained(self, request: Train) -> Trained:
         module, settings, generator = self.module, self.settings, request.generator
@@ -81,9 +84,9 @@ class EagerEngine:
         batch = next(self.pixels.epoch(request.rows, self.settings.batch_size, request.generator))
         return self._backward(batch)[1].clone()
 
-    def _training_accuracy(self, request: TrainingAccuracy) -> float:
-        predicted = self.predict(request.weights, self.pixels, request.rows, self.settings.batch_size)
-        return float((predicted == self.pixels.labels_of(request.rows)).double().mean())
+    def accuracy(self, request: TrainingAccuracy, predicted: torch.Tensor) -> float:
+        """The answer to a request, from the classes predicted (int64 [n])."""
+        return float((predicted.cpu() == self.pixels.labels_of(request.rows)).double().mean())
 
     def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Dense gradient [total] of the mean loss over all `rows` (int64 [n]), without augmentation."""

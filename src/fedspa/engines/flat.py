@@ -45,6 +45,17 @@ def gradient_and_loss(module: LocalTraining, space: ParameterSpace) -> GradientA
     return grad_and_value(of_weights)
 
 
+def logits(
+    module: LocalTraining, space: ParameterSpace
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """(weights [total], images [B, C, H, W]) -> what the network gives, [B, classes]. A pure function."""
+
+    def of_weights(weights: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        return functional_call(module.network, dict(space.items(weights)), (images,))
+
+    return of_weights
+
+
 def sgd_step(
     weights: torch.Tensor,
     gradient: torch.Tensor,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 
-from fedspa.data.batches import Pixels
 from fedspa.engines.capture import Captures
 from fedspa.engines.choice import Workload
 from fedspa.engines.eager import EagerEngine
+from fedspa.engines.forward import Forward
 from fedspa.engines.step import LocalStep
+from fedspa.rounds.requests import Predict, TrainingAccuracy
 from fedspa.weights import ParameterSpace
 
 
@@ -33,6 +35,7 @@ class OverEager:
         self._step = LocalStep(eager, batch_size, compiler, lanes, captures)
         if workload.gradients:
             _ = self._step.take_gradient  # recorded now, not in the first round
+        self._forward = Forward(eager, workload.test_batch, compiler, lanes, captures)
         self.compile_seconds = time.perf_counter() - begin
 
     @property
@@ -47,10 +50,19 @@ class OverEager:
     def weights(self) -> torch.Tensor:
         return self._eager.weights
 
-    def predict(
-        self, weights: torch.Tensor, pixels: Pixels, rows: torch.Tensor, batch_size: int
-    ) -> torch.Tensor:
-        return self._eager.predict(weights, pixels, rows, batch_size)
+    def _training_accuracies(self, requests: Sequence[TrainingAccuracy]) -> list[float]:
+        """The answers to requests, whose predictions go side by side."""
+        pixels, size = self._eager.pixels, self._eager.settings.batch_size
+        predicted = self._forward.predict(
+            [
+                Predict(weights=request.weights, pixels=pixels, rows=request.rows, batch_size=size)
+                for request in requests
+            ]
+        )
+        return [
+            self._eager.accuracy(request, classes)
+            for request, classes in zip(requests, predicted, strict=True)
+        ]
 
     def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return self._eager.full_gradient(weights, rows)

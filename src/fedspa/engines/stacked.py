@@ -18,7 +18,7 @@ from fedspa.engines.flat import first_batch, gradient_and_loss, plan_visit
 from fedspa.engines.over_eager import OverEager
 from fedspa.engines.step import sent
 from fedspa.errors import UserError, brief
-from fedspa.rounds.requests import Answer, Gradient, Request, Train, Trained
+from fedspa.rounds.requests import Answer, Gradient, Predict, Request, Train, Trained, TrainingAccuracy
 
 
 class StackedEngine(OverEager):
@@ -54,7 +54,9 @@ class StackedEngine(OverEager):
             return self._train(trainings)
         if gradients := [request for request in requests if isinstance(request, Gradient)]:
             return self._gradient(gradients)
-        return self._eager.answer(requests)
+        if predictions := [request for request in requests if isinstance(request, Predict)]:
+            return self._forward.predict(predictions)
+        return self._training_accuracies([r for r in requests if isinstance(r, TrainingAccuracy)])
 
     def _train(self, requests: Sequence[Train]) -> list[Trained]:
         step, settings = self._step, self._eager.settings

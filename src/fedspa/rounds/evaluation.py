@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from fedspa.data.batches import Pixels
-from fedspa.engines.base import Engine
 from fedspa.methods.base import ClientState
 from fedspa.records import Spread
+from fedspa.rounds.requests import Predict
 
 Metric = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """(predicted [K, n], target [K, n], classes) -> percent [K]; int64, rows padded with -1 in the target."""
@@ -53,7 +53,6 @@ class Evaluator:
 
     def __init__(
         self,
-        engine: Engine,
         pixels: Pixels,
         rows: Sequence[np.ndarray],
         metrics: Mapping[str, Metric],
@@ -61,45 +60,56 @@ class Evaluator:
         batch_size: int,
     ) -> None:
         """`rows[k]` int64: the images of client k; each has at least one."""
-        self._engine, self._pixels, self._metrics = engine, pixels, metrics
+        self._pixels, self._metrics = pixels, metrics
         self._rows, self._classes, self._batch_size = rows, classes, batch_size
-
-    def one(self, weights: torch.Tensor, clients: Sequence[int]) -> Scores:
-        """Scores of one model [total] for each of `clients`."""
-        return self.score([(clients, self.predict(weights, self._union(clients)))])
 
     def batches(self, clients: Sequence[int]) -> list[np.ndarray]:
         """The images of clients, each once and in order, cut into batches: int64 [n] each."""
-        union = self._union(clients)
+        union = self.union(clients)
         return np.split(union, range(self._batch_size, len(union), self._batch_size))
 
-    def predict(self, weights: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-        """The classes that a model [total] predicts for the images of `rows`: int64 [n], on the device."""
-        return self._engine.predict(weights, self._pixels, torch.from_numpy(rows), self._batch_size)
+    def request(self, weights: torch.Tensor, rows: np.ndarray) -> Predict:
+        """Asks for the classes that a model [total] predicts for the images of `rows` (int64 [n])."""
+        batch_size = self._batch_size
+        return Predict(
+            weights=weights, pixels=self._pixels, rows=torch.from_numpy(rows), batch_size=batch_size
+        )
 
     def score(self, predictions: Iterable[tuple[Sequence[int], torch.Tensor]]) -> Scores:
-        """Scores of the clients of each model, from what it predicts for all their `batches` (int64 [n])."""
+        """Scores of the clients of each model, from what it predicts for all their `batches` (int64 [n]).
+
+        They are taken on the CPU: of few numbers in many small pieces. All predictions come there at once.
+        """
+        models, answers = zip(*predictions, strict=True)
+        come = torch.cat(answers).cpu().split([len(classes) for classes in answers])
         predicted, targets = [], []
-        for clients, classes in predictions:
-            union = self._union(clients)
+        for clients, classes in zip(models, come, strict=True):
+            union = self.union(clients)
             for client in clients:
                 own = self._rows[client]
-                predicted.append(classes[torch.from_numpy(np.searchsorted(union, own)).to(classes.device)])
+                predicted.append(classes[torch.from_numpy(np.searchsorted(union, own))])
                 targets.append(self._pixels.labels_of(torch.from_numpy(own)))
         padded_targets = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=-1)
         padded = torch.nn.utils.rnn.pad_sequence(predicted, batch_first=True)
         return {
-            name: metric(padded, padded_targets, self._classes).double().cpu().numpy()
+            name: metric(padded, padded_targets, self._classes).double().numpy()
             for name, metric in self._metrics.items()
         }
 
-    def _union(self, clients: Sequence[int]) -> np.ndarray:
+    def union(self, clients: Sequence[int]) -> np.ndarray:
+        """The images of clients, each once and in order: int64 [n]."""
         return np.unique(np.concatenate([self._rows[client] for client in clients]))
 
 
-def score_one(evaluators: Iterable[Evaluator], weights: torch.Tensor, clients: Sequence[int]) -> Scores:
-    """Scores of one model [total] for each of `clients`, on every set of images."""
-    return {k: v for evaluator in evaluators for k, v in evaluator.one(weights, clients).items()}
+def score_one(
+    evaluators: Iterable[Evaluator], weights: torch.Tensor, clients: Sequence[int]
+) -> Generator[Predict, torch.Tensor, Scores]:
+    """Scores of one model [total] for each of `clients`, on every set of images; asks for what it predicts."""
+    scores: Scores = {}
+    for evaluator in evaluators:
+        classes = yield evaluator.request(weights, evaluator.union(clients))
+        scores |= evaluator.score([(clients, classes)])
+    return scores
 
 
 def score_models(
@@ -113,7 +123,7 @@ def score_models(
     Args:
         models: each with the clients that it is a model of; of a kind, a client has at most one.
         count: how many clients there are; those without a model of a kind have no score (NaN) of that kind.
-        run: has the jobs done and gives what `Evaluator.predict` says to each, in their order.
+        run: has the jobs done and gives the classes (int64 [n]) that each predicts, in their order.
     """
     tests = [
         (model, clients, number, evaluator.batches(clients))

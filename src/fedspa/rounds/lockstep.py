@@ -6,6 +6,8 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+import torch
+
 from fedspa.engines.base import Engine
 from fedspa.rounds.clock import Clock
 from fedspa.rounds.requests import Request
@@ -39,6 +41,10 @@ def run_in_lockstep(dialogues: Sequence[Dialogue[T]], engine: Engine, clocks: Se
         requests = [waiting.pop(index) for index in asking]
         begin = time.perf_counter()
         answers = engine.answer(requests)
+        if (
+            engine.device.type == "cuda"
+        ):  # its work would count for whoever reads an answer first, which is at once
+            torch.cuda.synchronize(engine.device)
         share = (time.perf_counter() - begin) / len(asking)
         for index, answer in zip(asking, answers, strict=True):
             clocks[index].seconds[kind.phase] += share

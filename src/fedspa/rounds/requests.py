@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 if TYPE_CHECKING:
     import torch
 
+    from fedspa.data.batches import Pixels
+
 
 @dataclass(frozen=True)
 class Pull:
@@ -82,7 +84,23 @@ class TrainingAccuracy:
     """int64 [n] on the CPU: the client's training rows."""
 
 
-Request: TypeAlias = Train | Gradient | TrainingAccuracy
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Predict:
+    """The most likely class of each image, without augmentation. Answered by int64 [n], where the weights lie."""
+
+    phase: ClassVar[str] = "evaluate"
+
+    weights: torch.Tensor
+    """[total]; not written to."""
+    pixels: Pixels
+    """The set that the images are of."""
+    rows: torch.Tensor
+    """int64 [n] on the CPU: at least one image."""
+    batch_size: int
+    """The network sees at most so many at a time."""
+
+
+Request: TypeAlias = Train | Gradient | TrainingAccuracy | Predict
 """`phase` is the part of a round (of `records.PHASES`) whose seconds the work counts for."""
 
 Answer: TypeAlias = "Trained | torch.Tensor | float"

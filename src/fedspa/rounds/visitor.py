@@ -22,7 +22,7 @@ from fedspa.rounds.evaluation import Evaluator, PredictionBatch, Scores, score_o
 from fedspa.rounds.faults import Fault, damage
 from fedspa.rounds.link import Link, UpdateRefused
 from fedspa.rounds.lockstep import Dialogue, run_in_lockstep
-from fedspa.rounds.requests import Train, Trained
+from fedspa.rounds.requests import Predict, Train, Trained
 from fedspa.settings import FaultSettings, TrainingSettings
 from fedspa.weights import all_finite
 
@@ -104,7 +104,7 @@ class Visitor:
         scores of each fine-tuning, the classes of each batch to predict, in the order of the jobs."""
         batches = [job for job in jobs if isinstance(job, PredictionBatch)]
         if batches:  # jobs of one kind come together
-            return [self._predict(job, weights) for job in batches]
+            return self.engine.answer([self._prediction(job, weights) for job in batches])
         trainings = [job for job in jobs if not isinstance(job, PredictionBatch)]
         clocks = [Clock() for _ in trainings]
         dialogues = [self._train(job, weights, clock) for job, clock in zip(trainings, clocks, strict=True)]
@@ -114,11 +114,11 @@ class Visitor:
         """How many images a job goes through in a pass; of jobs of one kind, the larger one takes longer."""
         return len(job.rows if isinstance(job, PredictionBatch) else self.client_rows[job.client])
 
-    def _predict(self, job: PredictionBatch, weights: torch.Tensor) -> torch.Tensor:
-        """The classes that the job's model, made of the global weights [total], predicts: int64 [n]."""
+    def _prediction(self, job: PredictionBatch, weights: torch.Tensor) -> Predict:
+        """What the job asks for, of its model, which is made of the global weights [total]."""
         personal = job.model.kind == "personal"
         model = self.method.personal(weights, job.model.state) if personal else weights
-        return self.evaluators[job.evaluator].predict(model, job.rows)
+        return self.evaluators[job.evaluator].request(model, job.rows)
 
     def _train(self, job: Call | FineTuning, weights: torch.Tensor, clock: Clock) -> Dialogue[Any]:
         if isinstance(job, Call):
@@ -149,8 +149,7 @@ class Visitor:
         taken = self._taken(task, made) if isinstance(made, Visit) else made
         if isinstance(taken, Lost) or "local" not in self.method.kinds:
             return taken
-        with clock("evaluate"):
-            scores = score_one(self.evaluators, taken.visit.local, [call.client])
+        scores = yield from score_one(self.evaluators, taken.visit.local, [call.client])
         return replace(taken, local_scores=scores)
 
     def _made(self, task: ClientTask, fault: Fault | None) -> Dialogue[Visit | Lost]:
@@ -219,8 +218,7 @@ class Visitor:
             learning_rate=self.training.lr_at(job.round),
             generator=generator(self.seed, "finetune", job.round, job.client),
         )
-        with clock("evaluate"):
-            return score_one(self.evaluators, tuned.weights, [job.client])
+        return (yield from score_one(self.evaluators, tuned.weights, [job.client]))
 
 
 class _NotFinite(Exception):

@@ -38,6 +38,9 @@ from fedspa.running.memory import keep_freed_memory
 from fedspa.running.ranks import RankGroup, Ranks
 from fedspa.weights import ParameterSpace
 
+LEAST_TEST_BATCH = 64
+"""Images that a GPU should be shown at a time, even where each client has fewer to test its models on."""
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -109,7 +112,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
 
     def evaluator(images: Pixels, client_rows: Sequence[np.ndarray], prefix: str = "") -> Evaluator:
         metrics = {prefix + name: metric for name, metric in plan.metrics.items()}
-        return Evaluator(engine, images, client_rows, metrics, source.classes, settings.eval.batch_size)
+        return Evaluator(images, client_rows, metrics, source.classes, settings.eval.batch_size)
 
     evaluators = [evaluator(pixels(data.test, Augmentation()), rows.test)]
     if source.val_fraction:
@@ -177,6 +180,8 @@ def _workload(plan: Plan, rows: ClientRows) -> Workload:
         largest=max(sizes),
         steps=round(visits * training.epochs * ceil(mean_size / training.batch_size)),
         gradients=plan.mask is not None and plan.mask.needs_gradient,
+        # A client's test images are one batch, not filled up; those of all clients, several of a fair size.
+        test_batch=min(plan.settings.eval.batch_size, max(LEAST_TEST_BATCH, max(map(len, rows.test)))),
     )
 
 
