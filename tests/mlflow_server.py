@@ -6,6 +6,7 @@ It starts in milliseconds where `mlflow server` takes many seconds; runs live on
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -71,6 +72,7 @@ class TrackingServer:
         if not run:
             raise KeyError(f"no run {body.get('run_id')}")
         if call == "runs/log-batch":
+            self._validate(run, body.get("metrics", []))
             run["points"] += body.get("metrics", [])
             run["params"] |= {param["key"]: param["value"] for param in body.get("params", [])}
         elif call == "runs/set-tag":
@@ -85,6 +87,14 @@ class TrackingServer:
         else:
             raise KeyError(f"no call {call}")
         return {}
+
+    def _validate(self, run: dict[str, Any], metrics: list[dict[str, Any]]) -> None:
+        """A batch is taken whole or not at all; a deleted run takes none."""
+        if run["info"]["lifecycle_stage"] != "active":
+            raise ValueError("The run must be in the 'active' state. Current state is deleted.")
+        for metric in metrics:
+            if not re.fullmatch(r"[/\w.\- :]*", metric["key"]):
+                raise ValueError(f"Invalid metric name: '{metric['key']}'")
 
     def _shown(self, run: dict[str, Any]) -> dict[str, Any]:
         latest: dict[str, dict[str, Any]] = {}
@@ -112,6 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
             code, answer = 200, self.store.answer(call, body)
         except KeyError as error:
             code, answer = 404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": str(error)}
+        except ValueError as error:
+            code, answer = 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": str(error)}
         if self.store.lose_answers:
             self.close_connection = True
             return

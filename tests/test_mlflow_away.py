@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,39 @@ def test_lost_answers_double_nothing(server: TrackingServer, tmp_path: Path) -> 
     server.lose_answers = False
     tracker.finish(run_result())
     assert server.steps("train/loss") == [1, 2, 3, 4, 5]
+
+
+def test_a_point_that_the_store_refuses_does_not_hold_up_the_others(
+    server: TrackingServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = started(server, tmp_path / "run")
+    for round in range(1, 9):
+        bad = {"share in %": 1.0} if round > 2 else {}  # no name for a metric of MLflow
+        tracker.round(replace(run_record(round), extras={"density": 0.5, **bad}))
+        if round == 4:
+            wait_for(lambda: server.steps("train/density") == list(range(1, 5)))
+    tracker.finish(run_result())
+    for key in ("train/loss", "train/density", "time/total_s"):
+        assert server.steps(key) == list(range(1, 9))
+    assert server.steps("final/global_accuracy") == [4] and server.run["info"]["status"] == "FINISHED"
+    assert server.steps("train/share in %") == []
+    (warning,) = caplog.messages
+    assert (
+        "train/share in % = 1.0 is refused by the tracking store (INVALID_PARAMETER_VALUE: Invalid" in warning
+    )
+    assert not (tmp_path / "run" / UNDELIVERED).exists()
+
+
+def test_a_run_that_is_deleted_in_the_store_keeps_its_points(server: TrackingServer, tmp_path: Path) -> None:
+    tracker = started(server, tmp_path / "run")
+    rounds(tracker, 1, 2)
+    wait_for(lambda: server.steps("train/loss") == [1, 2])
+    server.run["info"]["lifecycle_stage"] = "deleted"
+    rounds(tracker, 3, 4)
+    tracker.finish(run_result())
+    server.run["info"]["lifecycle_stage"] = "active"
+    Undelivered.load(tmp_path / "run").deliver(tmp_path / "run")
+    assert server.steps("train/loss") == [1, 2, 3, 4]
 
 
 def test_a_slow_server_holds_up_no_round(server: TrackingServer, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 A thread sends them. While the store is away or slow, the points wait in memory (and in the run's checkpoints)
 and the thread tries again, after pauses that double up to a minute. No point is written twice: after a call
-whose outcome is unknown, and after a resume, the store is asked how far each metric has come.
+whose outcome is unknown, and after a resume, the store is asked how far each metric has come. A point that the
+store refuses for what it is, such as a metric with a name that MLflow does not take, is left out: it must not hold
+up the others.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from fedspa.errors import brief
 from fedspa.tracking.mlflow_connection import root_cause
 
 if TYPE_CHECKING:
@@ -28,6 +32,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Between two tries; each pause is twice the one before."""
 PATIENCE_S = 10.0
 """How long the end of a run waits for the store's next answer."""
+REFUSALS = (400, 413)
+"""HTTP status of an answer that blames what was sent: it, or so much of it at once, will not be taken later either."""
 SMALL_FILES = ("*.yaml", "*.csv", "*.json", "*.png")
 UNDELIVERED = "mlflow_undelivered.json"
 """The file of a run's folder that holds what its store has not got."""
@@ -65,6 +71,8 @@ class Outbox:
         self._points = list(points)
         self._in_doubt = in_doubt
         self._reached: dict[str, int] = {}
+        self._size = POINTS_A_CALL
+        self._refused: set[str] = set()
         self._lock = threading.Lock()
 
     def add(self, points: Iterable[Point]) -> None:
@@ -78,11 +86,11 @@ class Outbox:
             return list(self._points)
 
     def send(self) -> bool:
-        """Send one call's worth of points; False where there is none. Raises whatever MLflow does."""
-        from mlflow.entities import Metric
+        """Send one call's worth of points; False where there is none. Raises whatever MLflow does.
 
-        with self._lock:
-            batch = self._points[:POINTS_A_CALL]
+        Of a batch that the store refuses the half is sent next, so that what it refuses comes to be alone.
+        """
+        batch = self._batch()
         if not batch:
             return False
         if self._in_doubt:
@@ -90,13 +98,50 @@ class Outbox:
             self._reached = {metric.key: metric.step for metric in latest}
         new = [point for point in batch if point.step > self._reached.get(point.key, -1)]
         self._in_doubt = True  # until the store answers
-        if new:
-            metrics = [Metric(point.key, point.value, point.timestamp, point.step) for point in new]
-            self._client.log_batch(self._run_id, metrics=metrics)
+        if new and (refusal := self._log(new)):
+            if len(batch) > 1:
+                self._size = len(batch) // 2
+                return True
+            self._leave_out(batch[0], refusal)
         self._in_doubt = False
+        self._size = min(2 * self._size, POINTS_A_CALL)
         with self._lock:
             del self._points[: len(batch)]
         return True
+
+    def _batch(self) -> list[Point]:
+        """The next points; one of a metric that was refused goes alone."""
+        with self._lock:
+            batch = self._points[: self._size]
+        known = list(takewhile(lambda point: point.key not in self._refused, batch))
+        return known or batch[:1]
+
+    def _log(self, points: list[Point]) -> str:
+        """Send points; why the store refuses them for what they are, empty where it takes them."""
+        from mlflow.entities import Metric
+        from mlflow.exceptions import MlflowException
+
+        metrics = [Metric(point.key, point.value, point.timestamp, point.step) for point in points]
+        try:
+            self._client.log_batch(self._run_id, metrics=metrics)
+        except MlflowException as error:
+            if error.get_http_status_code() not in REFUSALS:
+                raise
+            if self._client.get_run(self._run_id).info.lifecycle_stage != "active":
+                raise  # a deleted run takes nothing, and may be restored
+            return brief(error)
+        return ""
+
+    def _leave_out(self, point: Point, refusal: str) -> None:
+        """Told once a metric: the points of the next rounds will hardly be better."""
+        if point.key not in self._refused:
+            log.warning(
+                "loggers.mlflow: %s = %s is refused by the tracking store (%s): it is left out there.",
+                point.key,
+                point.value,
+                refusal,
+            )
+        self._refused.add(point.key)
 
     def end(self, ending: Ending, folder: Path) -> Iterator[None]:
         """Send the files of the run's folder and close the run in the store; yields after each call."""
