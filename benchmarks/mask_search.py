@@ -33,9 +33,9 @@ def rows(repeats: int) -> Iterator[Row]:
             torch.from_numpy(made.rows.train[0]),
             made.visitor.searcher,
         )
-        state = made.loop.client_state(0)
-        assert searcher is not None and isinstance(state, PackedMask)
-        mask = state.unpack(like=engine.weights)
+        own_mask = made.loop.client_state(0).mask
+        assert searcher is not None and own_mask is not None
+        mask = own_mask.unpack(like=engine.weights)
         weights = mask * engine.weights
         asked = {"weights": weights, "rows": own}
         (found,) = engine.answer([Gradient(**asked, generator=generator(0, "benchmark"))])

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedspa.client_state import ClientState
 from fedspa.masks.packed import PackedMask
 from fedspa.rounds.client_states import ClientStates
 from fedspa.saving import checkpoint
@@ -80,15 +81,15 @@ def test_what_is_shared_is_stored_once_and_shared_again():
 
 
 def test_states_in_a_file_are_written_as_if_they_were_in_memory():
-    states = {client: tensor(torch.float32, [50], client) for client in range(4)}
-    states[4] = PackedMask.pack(torch.ones(77))
+    states = {client: ClientState(weights=tensor(torch.float32, [50], client)) for client in range(4)}
+    states[4] = ClientState(mask=PackedMask.pack(torch.ones(77)))
     spilled = ClientStates(memory=405)
     spilled.update(states)
     assert spilled.in_file == 3
     snapshot = spilled.at_rest()
-    for client in states:
-        spilled[client] = torch.zeros(50)  # a later round, which must not reach the snapshot
-    assert pack(snapshot) == pack(states)
+    for client in states:  # a later round, which must not reach the snapshot
+        spilled[client] = ClientState(weights=torch.zeros(50))
+    assert pack(snapshot) == pack({client: dict(state) for client, state in states.items()})
 
 
 @pytest.mark.parametrize("alien", [object(), {1, 2}, {(1, 2): 3}, b"bytes", [lambda: 0]])

@@ -12,6 +12,7 @@ import torch
 from federations import engine, pixels, random_images, small
 from torch import nn
 
+from fedspa.client_state import ClientState
 from fedspa.data.source import ImageSet
 from fedspa.engines.base import Engine
 from fedspa.masks.dst import DST
@@ -137,13 +138,13 @@ def shown(runs: list[tuple[int, ...]]) -> Scores:
     def run(jobs: Sequence[PredictionBatch]) -> Iterator[torch.Tensor]:
         for job in jobs:
             runs.append(tuple(job.rows.tolist()))
-            model = SIGN if job.model.state is None else job.model.state
+            model = job.model.state.tensor("weights") if job.model.state else SIGN
             yield predicted(tester.request(model, job.rows))
 
     models = [
         (Model("global"), range(3)),
-        (Model("personal", SIGN), [3 - 1, 0]),
-        (Model("personal", -SIGN), [1]),
+        (Model("personal", ClientState(weights=SIGN)), [3 - 1, 0]),
+        (Model("personal", ClientState(weights=-SIGN)), [1]),
     ]
     return score_models([tester], models, 4, run)
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedspa.client_state import ClientState
 from fedspa.errors import UserError
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Visit
@@ -61,7 +62,7 @@ class ToyVisitor:
         visit = Visit(
             update=weights - local,
             holds=local,
-            state=PackedMask.pack(local > 3),
+            state=ClientState(mask=PackedMask.pack(local > 3), local=local),
             local=local,
             loss=torch.tensor(0.5),
             samples=1,

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from fedspa.client_state import NOTHING, ClientState
 from fedspa.data.batches import Pixels
 from fedspa.data.made import MadePixels
 from fedspa.data.source import Augmentation
@@ -120,42 +121,46 @@ def test_states_read_back_as_what_they_were_set_to(changes, memory):
     states, expected = ClientStates(memory), {}
     for client, value, masked in changes:
         vector = torch.full((3,), float(value))
-        states[client] = expected[client] = PackedMask.pack(vector > 3) if masked else vector
+        mask = {"mask": PackedMask.pack(vector > 3)} if masked else {}
+        states[client] = expected[client] = ClientState({"weights": vector} | mask if value else mask)
     kept = states.copy()
     for client in list(states)[1:]:
         del states[client]
     assert len(states) == min(len(expected), 1)
     assert list(kept) == list(expected)
     for client, state in expected.items():
-        assert torch.equal(bits(kept[client]), bits(state)) and type(kept[client]) is type(state)
+        assert kept[client] == state
 
 
-def bits(state: torch.Tensor | PackedMask) -> torch.Tensor:
-    return state.bits if isinstance(state, PackedMask) else state
+def weights(vector: torch.Tensor) -> ClientState:
+    return ClientState(weights=vector)
 
 
 def test_memory_is_bounded_and_shared_states_count_once():
     shared, states = torch.zeros(10), ClientStates(100)
     for client in range(50):
-        states[client] = shared
-    states[50], states[51] = torch.ones(10), torch.ones(10)
+        states[client] = weights(shared)
+    states[50], states[51] = weights(torch.ones(10)), weights(torch.ones(10))
     assert states.in_file == 1  # 40 bytes shared, 40 of client 50, and no room for 51
-    assert states[3] is shared and torch.equal(states[51], torch.ones(10))
-    states[50] = None
-    states[52] = torch.ones(10)
-    assert states.in_file == 1 and states[50] is None
+    assert states[3]["weights"] is shared and states[51] == weights(torch.ones(10))
+    states[50] = NOTHING
+    states[52] = weights(torch.ones(10))
+    assert states.in_file == 1 and states[50] == NOTHING
+    states[53] = weights(shared) | {"extra": torch.ones(1, 0), "mask": PackedMask.pack(torch.ones(200))}
+    assert states.in_file == 2  # the rest of its record stays in memory
+    assert states[53]["weights"] is shared and states[53].density == 1 and states[53]["extra"].shape == (1, 0)
 
 
 def test_places_in_the_file_are_used_again_when_no_copy_needs_them():
     states = ClientStates(0)
-    states[0] = torch.zeros(10)
+    states[0] = weights(torch.zeros(10))
     before = states.copy()
-    states[0] = torch.ones(10)
-    assert torch.equal(before[0], torch.zeros(10)) and states._file._end == 80
+    states[0] = weights(torch.ones(10))
+    assert before[0] == weights(torch.zeros(10)) and states._file._end == 80
     del before
     for value in range(10):
-        states[0] = torch.full((10,), float(value))
-    assert torch.equal(states[0], torch.full((10,), 9.0)) and states._file._end == 80
+        states[0] = weights(torch.full((10,), float(value)))
+    assert states[0] == weights(torch.full((10,), 9.0)) and states._file._end == 80
 
 
 @pytest.mark.parametrize("method", [FedSpa(name="fedspa"), Ditto(name="ditto")])
@@ -168,7 +173,7 @@ def test_a_federation_does_not_notice_where_its_states_lie(method):
     states = [federation.loop.state.clients for federation in runs]
     assert states[0].in_file == len(states[0]) > 2 and states[1].in_file == 0
     for client in states[1]:
-        assert torch.equal(bits(states[0][client]), bits(states[1][client]))
+        assert states[0][client] == states[1][client]
 
 
 # Files

@@ -15,6 +15,7 @@ import pytest
 import torch
 from federations import small
 
+from fedspa.client_state import ClientState
 from fedspa.errors import UserError
 from fedspa.masks.dst import DST
 from fedspa.masks.packed import PackedMask
@@ -72,6 +73,8 @@ def plain(value: Any) -> Any:
     """A state as values that compare, tensors by their bytes."""
     if isinstance(value, torch.Tensor):
         return value.numpy().tobytes()
+    if isinstance(value, ClientState):
+        return {name: plain(item) for name, item in value.items()}
     return value.bits.numpy().tobytes() if isinstance(value, PackedMask) else value
 
 

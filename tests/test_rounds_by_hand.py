@@ -33,12 +33,12 @@ from by_hand import (
 from federations import Clients, Federation, federation, pack
 from torch import nn
 
+from fedspa.client_state import ClientState
 from fedspa.data.source import ImageSet
 from fedspa.masks.base import MaskSearcher
 from fedspa.masks.dst import DST
-from fedspa.masks.packed import PackedMask
 from fedspa.masks.rsm import RSM
-from fedspa.methods.base import ClientState, Method
+from fedspa.methods.base import Method
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.fedspa import FedSpa
@@ -124,12 +124,13 @@ def equal(actual: torch.Tensor, expected: Vector) -> None:
 
 
 def equal_state(actual: ClientState, expected: Vector | None) -> None:
-    if isinstance(actual, PackedMask):
-        assert expected is not None and actual == pack(expected)
+    if actual.mask:
+        assert expected is not None and actual == ClientState(mask=pack(expected))
     elif expected is None:
-        assert actual is None
+        assert not actual
     else:
-        equal(actual, expected)
+        assert list(actual) == ["weights"]
+        equal(actual.tensor("weights"), expected)
 
 
 STEPS: dict[str, dict[str, Any]] = {

@@ -8,6 +8,7 @@ import torch
 from federations import engine, pack, pixels, random_images
 from torch import nn
 
+from fedspa.client_state import ClientState
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Visit
 from fedspa.records import Costs
@@ -40,7 +41,7 @@ def gradient(weights: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
 def visit(local: torch.Tensor, next_mask: torch.Tensor) -> Visit:
     return Visit(
         update=None,
-        state=PackedMask.pack(next_mask),
+        state=ClientState(mask=PackedMask.pack(next_mask)),
         local=local,
         loss=torch.zeros(()),
         samples=1,
@@ -62,12 +63,14 @@ def test_the_curves_of_one_round() -> None:
     before, after, final = mask(2), mask(3), [mask(4), mask(5)]
     curves = TheoremCurves(every=2)
     curves.remember(
-        Call(round=2, client=1, first_visit=False, state=PackedMask.pack(before)),
+        Call(round=2, client=1, first_visit=False, state=ClientState(mask=PackedMask.pack(before))),
         weights,
         visit(local, after),
     )
     curves.remember(
-        Call(round=3, client=0, first_visit=True, state=PackedMask.pack(before)), weights, visit(local, after)
+        Call(round=3, client=0, first_visit=True, state=ClientState(mask=PackedMask.pack(before))),
+        weights,
+        visit(local, after),
     )
     (row,) = curves.rows(runner, ROWS, [PackedMask.pack(own) for own in final])
 
@@ -94,7 +97,9 @@ def test_p_is_unknown_where_the_gradient_never_moves() -> None:
     state = PackedMask.pack(only)
     curves = TheoremCurves(every=1)
     curves.remember(
-        Call(round=0, client=0, first_visit=True, state=state), weights, visit(only * weights, only)
+        Call(round=0, client=0, first_visit=True, state=ClientState(mask=state)),
+        weights,
+        visit(only * weights, only),
     )
     (row,) = curves.rows(runner, ROWS, [state, state])
     assert (row.p, row.mask_step, row.mask_to_final) == (None, 0.0, 0.0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedspa.client_state import NOTHING, ClientState
 from fedspa.errors import check_choice
 from fedspa.masks.packed import PackedMask
 from fedspa.randomness import generator
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from fedspa.costing.costs import NetworkCosts
     from fedspa.masks.base import MaskSearcher
     from fedspa.weights import ParameterSpace
-
-ClientState: TypeAlias = "PackedMask | torch.Tensor | None"
-"""What the server or a client remembers between two visits: a packed mask, weights [total], or nothing."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +74,14 @@ class ClientTask:
 
     @property
     def own_mask(self) -> PackedMask:
-        """The client's state, for methods that remember a mask."""
-        assert isinstance(self.state, PackedMask)
-        return self.state
+        """The mask of the client's model, for methods that remember one."""
+        assert self.state.mask is not None
+        return self.state.mask
 
     @property
     def own_weights(self) -> torch.Tensor:
-        """The client's state, for methods that remember weights [total]."""
-        assert self.state is not None and not isinstance(self.state, PackedMask)
-        return self.state
+        """The client's weights [total], for methods that remember them under that name."""
+        return self.state.tensor("weights")
 
     def generator(self, purpose: str) -> torch.Generator:
         """The random source of this client in this round for one purpose."""
@@ -123,7 +120,7 @@ class Visit:
     """U_k [total] = start - end: the server subtracts its mean. None: nothing is sent."""
     holds: torch.Tensor | None = None
     """The coordinates [total] that the update speaks of, zeros and ones; None: all."""
-    state: ClientState = None
+    state: ClientState = field(default_factory=ClientState)
     """What is remembered until the client's next visit."""
     local: torch.Tensor
     """The client's weights [total] right after its local training."""
@@ -162,8 +159,8 @@ class Method(ABC):
         return float(rows) if self.weighting == "samples" else 1.0
 
     def first_state(self, client: int, origin: Origin) -> ClientState:
-        """The state of a client that was never visited; the same object for all where it is the same."""
-        return None
+        """The state of a client that was never visited; made of the same objects for all where it is the same."""
+        return NOTHING
 
     @abstractmethod
     def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:

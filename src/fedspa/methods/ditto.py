@@ -11,9 +11,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedspa.client_state import ClientState
 from fedspa.errors import UserError, check_range
-from fedspa.masks.packed import PackedMask
-from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit, VisitSize
+from fedspa.methods.base import ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import Costs
 from fedspa.rounds.requests import Pull, Request, Trained
 from fedspa.settings import TrainingSettings
@@ -56,8 +56,8 @@ class Ditto(Method):
                 f"method.personal_epochs={self.personal_epochs} add up to: it must be {epochs}, or they must change."
             )
 
-    def first_state(self, client: int, origin: Origin) -> torch.Tensor:
-        return origin.weights
+    def first_state(self, client: int, origin: Origin) -> ClientState:
+        return ClientState(weights=origin.weights)
 
     def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
         import torch
@@ -70,7 +70,7 @@ class Ditto(Method):
         samples = sum(branch.samples for branch in branches)
         return Visit(
             update=task.weights - shared.weights,
-            state=personal.weights,
+            state=ClientState(weights=personal.weights),
             local=shared.weights,
             loss=torch.stack([branch.loss * branch.samples for branch in branches]).sum() / samples,
             samples=samples,
@@ -88,5 +88,4 @@ class Ditto(Method):
 
     def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
         """v_k, whatever the server's weights have become."""
-        assert not isinstance(state, PackedMask) and state is not None
-        return state
+        return state.tensor("weights")

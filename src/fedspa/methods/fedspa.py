@@ -11,9 +11,10 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedspa.client_state import ClientState
 from fedspa.masks.base import MaskSearcher, SearchInput
 from fedspa.masks.packed import PackedMask
-from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit, VisitSize
+from fedspa.methods.base import ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import SEED_BYTES, Costs
 from fedspa.rounds.requests import Gradient, Request, Trained
 
@@ -31,8 +32,8 @@ class FedSpa(Method):
     uses_mask: ClassVar[bool] = True
     uses_sparsity: ClassVar[bool] = True
 
-    def first_state(self, client: int, origin: Origin) -> PackedMask:
-        return origin.initial_mask(client)
+    def first_state(self, client: int, origin: Origin) -> ClientState:
+        return ClientState(mask=origin.initial_mask(client))
 
     def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
         searcher = task.searcher
@@ -54,12 +55,12 @@ class FedSpa(Method):
                 generator=task.generator("regrow"),
             )
             next_mask = searcher.next_mask(search)
-            next_state = task.own_mask if next_mask is mask else PackedMask.pack(next_mask)
+            packed = task.own_mask if next_mask is mask else PackedMask.pack(next_mask)
         active = task.space.count(mask)
         return Visit(
             update=start - trained.weights,
             holds=mask,
-            state=next_state,
+            state=ClientState(mask=packed),
             local=trained.weights,
             loss=trained.loss,
             samples=trained.samples,
@@ -85,5 +86,5 @@ class FedSpa(Method):
 
     def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
         """m_{k,t+1} * w_{t+1}."""
-        assert isinstance(state, PackedMask)
-        return state.unpack(like=weights) * weights
+        assert state.mask is not None
+        return state.mask.unpack(like=weights) * weights

@@ -6,13 +6,12 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedspa.client_state import ClientState
 from fedspa.methods.base import ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import Costs
 from fedspa.rounds.requests import Request, Trained
 
 if TYPE_CHECKING:
-    import torch
-
     from fedspa.masks.base import MaskSearcher
 
 
@@ -24,14 +23,14 @@ class Local(Method):
     normaliser: ClassVar[str] = "participants"  # type: ignore[misc]
     kinds: ClassVar[tuple[str, ...]] = ("local",)
 
-    def first_state(self, client: int, origin: Origin) -> torch.Tensor:
-        return origin.weights
+    def first_state(self, client: int, origin: Origin) -> ClientState:
+        return ClientState(weights=origin.weights)
 
     def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
         trained: Trained = yield task.train(task.own_weights, task.training.epochs)
         return Visit(
             update=None,
-            state=trained.weights,
+            state=ClientState(weights=trained.weights),
             local=trained.weights,
             loss=trained.loss,
             samples=trained.samples,

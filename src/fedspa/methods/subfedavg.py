@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from fedspa.client_state import ClientState
 from fedspa.errors import UserError, check_range
 from fedspa.masks.packed import PackedMask
 from fedspa.masks.select import smallest
-from fedspa.methods.base import ClientState, ClientTask, Method, Origin, Visit, VisitSize
+from fedspa.methods.base import ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import Costs
 from fedspa.rounds.requests import Request, Trained, TrainingAccuracy
 from fedspa.settings import TrainingSettings
@@ -60,8 +61,8 @@ class SubFedAvg(Method):
                 "the masks after the first and the last epoch differ, so it must be at least 2."
             )
 
-    def first_state(self, client: int, origin: Origin) -> PackedMask:
-        return origin.full_mask
+    def first_state(self, client: int, origin: Origin) -> ClientState:
+        return ClientState(mask=origin.full_mask)
 
     def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
         space, mask = task.space, task.own_mask.unpack(like=task.weights)
@@ -87,7 +88,7 @@ class SubFedAvg(Method):
         return Visit(
             update=next_mask * (start - last.weights),
             holds=next_mask,
-            state=PackedMask.pack(next_mask) if adopted else task.own_mask,
+            state=ClientState(mask=PackedMask.pack(next_mask)) if adopted else task.state,
             local=last.weights,
             loss=(first.loss * first.samples + (last.loss * last.samples if last is not first else 0.0))
             / samples,
@@ -134,5 +135,5 @@ class SubFedAvg(Method):
 
     def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
         """m_{k,t+1} * w_{t+1}."""
-        assert isinstance(state, PackedMask)
-        return state.unpack(like=weights) * weights
+        assert state.mask is not None
+        return state.mask.unpack(like=weights) * weights

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 
 import torch
 
+from fedspa.client_state import ClientState, Item
 from fedspa.masks.packed import PackedMask
-from fedspa.methods.base import ClientState
 
 
 class ClientStates(MutableMapping[int, ClientState]):
     """Remembers states by client. What it holds is replaced, never written into.
 
-    A state that several clients share, such as a common first mask, is held once, and always in memory.
+    An item that several clients share, such as a common first mask, is held once, and always in memory.
     """
 
     def __init__(self, memory: float = float("inf")) -> None:
@@ -24,79 +24,83 @@ class ClientStates(MutableMapping[int, ClientState]):
         files (TMPDIR), which nobody else sees and which ends with the process."""
         self._file = _StateFile()
         self._memory = memory
-        self._items: dict[int, ClientState | Stored] = {}
+        self._records: dict[int, Mapping[str, Item | Stored]] = {}
         self._sharers: dict[int, int] = {}
-        """How many clients have a state that is in memory, by its id."""
+        """How many clients have an item that is in memory, by its id."""
         self._held = 0
 
     def copy(self) -> ClientStates:
         """An independent mapping; the states themselves are shared, those in the file too."""
         other = ClientStates(self._memory)
         other._file, other._held = self._file, self._held
-        other._items, other._sharers = dict(self._items), dict(self._sharers)
+        other._records, other._sharers = dict(self._records), dict(self._sharers)
         return other
 
-    def at_rest(self) -> dict[int, ClientState | Stored]:
-        """All states as they are held, those in the file unread: they stay what they are while this dict lives."""
-        return dict(self._items)
+    def at_rest(self) -> dict[int, Mapping[str, Item | Stored]]:
+        """All states as they are held, what is in the file unread: they stay what they are while this dict lives."""
+        return dict(self._records)
 
     def __getitem__(self, client: int) -> ClientState:
-        item = self._items[client]
-        return item.read() if isinstance(item, Stored) else item
+        record = self._records[client]
+        return ClientState(
+            {name: item.read() if isinstance(item, Stored) else item for name, item in record.items()}
+        )
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         self._let_go(client)
-        tensor = _tensor(state)
-        if tensor is None:
-            self._items[client] = state
-        elif id(state) in self._sharers or self._held + tensor.nbytes <= self._memory:
-            self._items[client] = state
-            if id(state) not in self._sharers:
-                self._held += tensor.nbytes
-            self._sharers[id(state)] = self._sharers.get(id(state), 0) + 1
-        else:
-            self._items[client] = self._file.store(state)
+        self._records[client] = {name: self._placed(item) for name, item in state.items()}
 
     def __delitem__(self, client: int) -> None:
         self._let_go(client)
-        del self._items[client]
+        del self._records[client]
 
     def __contains__(self, client: object) -> bool:
-        return client in self._items
+        return client in self._records
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._items)
+        return iter(self._records)
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._records)
 
     @property
     def in_file(self) -> int:
-        """How many states lie in the file."""
-        return sum(isinstance(item, Stored) for item in self._items.values())
+        """How many clients have something in the file."""
+        return sum(
+            any(isinstance(item, Stored) for item in record.values()) for record in self._records.values()
+        )
+
+    def _placed(self, item: Item) -> Item | Stored:
+        """The item in memory, where there is room for it or it is there already; else in the file."""
+        size = _tensor(item).nbytes
+        known = self._sharers.get(id(item), 0)
+        if not known and self._held + size > self._memory:
+            return self._file.store(item)
+        self._sharers[id(item)] = known + 1
+        self._held += 0 if known else size
+        return item
 
     def _let_go(self, client: int) -> None:
         """Count a client's present state no longer."""
-        state = self._items.get(client)
-        tensor = None if isinstance(state, Stored) else _tensor(state)
-        if tensor is not None:
-            self._sharers[id(state)] -= 1
-            if not self._sharers[id(state)]:
-                del self._sharers[id(state)]
-                self._held -= tensor.nbytes
+        for item in self._records.get(client, {}).values():
+            if isinstance(item, Stored):
+                continue
+            self._sharers[id(item)] -= 1
+            if not self._sharers[id(item)]:
+                del self._sharers[id(item)]
+                self._held -= _tensor(item).nbytes
 
 
 class _StateFile:
-    """A file of states, made when the first one comes; the place of one that nobody refers to any more is reused."""
+    """A file of items, made when the first one comes; the place of one that nobody refers to any more is reused."""
 
     def __init__(self) -> None:
         self._number: int | None = None
         self._end = 0
         self._free: dict[int, list[int]] = {}
 
-    def store(self, state: ClientState) -> Stored:
-        tensor = _tensor(state)
-        assert tensor is not None
+    def store(self, item: Item) -> Stored:
+        tensor = _tensor(item)
         if self._number is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 (open for as long as this object is)
             self._number = self._file.fileno()
@@ -107,7 +111,7 @@ class _StateFile:
         while written < len(data):
             written += os.pwrite(self._number, data[written:], place + written)
         self._end = max(self._end, place + len(data))
-        length = state.length if isinstance(state, PackedMask) else None
+        length = item.length if isinstance(item, PackedMask) else None
         return Stored(self, place, tensor.nbytes, tensor.shape, tensor.dtype, tensor.device, length)
 
     def read(self, place: int, size: int) -> bytearray:
@@ -124,7 +128,7 @@ class _StateFile:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """Where a state lies in the file, and what it was."""
+    """Where an item lies in the file, and what it was."""
 
     file: _StateFile
     place: int
@@ -134,13 +138,15 @@ class Stored:
     device: torch.device
     mask_length: int | None
 
-    def read(self) -> ClientState:
-        values = torch.frombuffer(self.file.read(self.place, self.size), dtype=self.dtype).view(self.shape)
+    def read(self) -> Item:
+        data = self.file.read(self.place, self.size)
+        flat = torch.frombuffer(data, dtype=self.dtype) if data else torch.empty(0, dtype=self.dtype)
+        values = flat.view(self.shape)
         return values.to(self.device) if self.mask_length is None else PackedMask(values, self.mask_length)
 
     def __del__(self) -> None:
         self.file.free(self.place, self.size)
 
 
-def _tensor(state: ClientState) -> torch.Tensor | None:
-    return state.bits if isinstance(state, PackedMask) else state
+def _tensor(item: Item) -> torch.Tensor:
+    return item.bits if isinstance(item, PackedMask) else item

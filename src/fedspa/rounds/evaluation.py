@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 import torch
 
+from fedspa.client_state import ClientState
 from fedspa.data.batches import Pixels
-from fedspa.methods.base import ClientState
 from fedspa.records import Spread
 from fedspa.rounds.requests import Predict
 
@@ -28,7 +28,7 @@ class Model:
 
     kind: str
     """global, or personal."""
-    state: ClientState = None
+    state: ClientState = field(default_factory=ClientState)
     """Of the client whose personal model it is."""
 
 

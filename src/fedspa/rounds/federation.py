@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedspa.client_state import ClientState, Item
 from fedspa.errors import UserError
-from fedspa.masks.packed import PackedMask
-from fedspa.methods.base import ClientState, Origin, Visit, VisitSize
+from fedspa.methods.base import Origin, Visit, VisitSize
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.merge import Merge
 from fedspa.records import Costs, RoundRecord, Spread
@@ -105,7 +105,7 @@ class FederatedLoop:
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values, tensors and masks, for a checkpoint."""
-        state, first = self.state, self._method.first_state(0, self._origin)
+        state, first = self.state, dict(self._method.first_state(0, self._origin))
         facts = {f: getattr(state, f) for f in ("weights", "round", "visits", "events", "scores")}
         # `first`, so that clients who still share the first state go on sharing it with those never visited.
         return facts | {
@@ -118,15 +118,17 @@ class FederatedLoop:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave in another process, perhaps on another device."""
         like = self._origin.weights
-        own = {id(state["first"]): self._method.first_state(0, self._origin)}
+        first = self._method.first_state(0, self._origin)
+        own = {id(item): first[name] for name, item in state["first"].items()}
 
-        def placed(item: ClientState) -> ClientState:
+        def placed(item: Item) -> Item:
             if id(item) not in own:
-                own[id(item)] = item.to(like) if isinstance(item, torch.Tensor) else item
+                own[id(item)] = item.to(like.device) if isinstance(item, torch.Tensor) else item
             return own[id(item)]
 
         clients = ClientStates(self._state_memory)
-        clients.update((client, placed(item)) for client, item in state["clients"].items())
+        for client, items in state["clients"].items():
+            clients[client] = ClientState({name: placed(item) for name, item in items.items()})
         self.state = FederationState(
             weights=state["weights"].to(like),
             round=state["round"],
@@ -147,8 +149,7 @@ class FederatedLoop:
 
     def density(self, client: int) -> float:
         """Share of the parameters that the client's mask keeps active; 1 where it has none."""
-        state = self.client_state(client)
-        return state.density if isinstance(state, PackedMask) else 1.0
+        return self.client_state(client).density
 
     def _round(self, clock: Clock) -> tuple[FederationState, RoundRecord]:
         """The next round: the state after it, and what it has to tell."""
@@ -219,11 +220,10 @@ class FederatedLoop:
 
     def _remember(self, state: FederationState, client: int, outcome: Outcome) -> None:
         """Keep the client's next state and the scores of its local model."""
-        known, next_state = self.client_state(client, state), outcome.visit.state
-        # Clients that share a mask go on sharing one object, also where the visit was made by another process.
-        keeps = isinstance(next_state, PackedMask) and next_state == known
-        if not keeps or client not in state.clients:
-            state.clients[client] = known if keeps else next_state
+        known = self.client_state(client, state)
+        next_state = outcome.visit.state.sharing(known)
+        if next_state is not known or client not in state.clients:
+            state.clients[client] = next_state
         state.visits[client] = state.visits.get(client, 0) + 1
         for metric, values in outcome.local_scores.items():
             local = state.scores.setdefault("local", {})
@@ -237,10 +237,10 @@ class FederatedLoop:
         if "global" in self._method.kinds:
             models.append((Model("global"), self._tested))
         if "personal" in self._method.kinds:
-            sharers: dict[int, tuple[Model, list[int]]] = {}  # clients with one state have one model
+            sharers: dict[Any, tuple[Model, list[int]]] = {}  # clients with one state have one model
             for client in self._tested:
                 own = self.client_state(client, state)
-                sharers.setdefault(id(own), (Model("personal", own), []))[1].append(client)
+                sharers.setdefault(own.identity, (Model("personal", own), []))[1].append(client)
             models += sharers.values()
         run = partial(self._executor.run, weights=state.weights)
         state.scores |= score_models(self._visitor.evaluators, models, self._federation.clients, run)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fedspa.client_state import MASK
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientTask, Method, Visit
 from fedspa.records import Costs
@@ -53,7 +54,7 @@ class Link:
             return visit  # it trains on its own weights: neither message was needed
 
         mask = self._all if visit.holds is None else PackedMask.pack(visit.holds)
-        next_mask = visit.state if isinstance(visit.state, PackedMask) else known
+        next_mask = known if visit.state.mask is None else visit.state.mask
         up = Message(
             Envelope("update", task.round, task.client),
             vector=visit.update,
@@ -70,7 +71,7 @@ class Link:
         return replace(
             visit,
             update=update.vector.to(visit.update),
-            state=visit.state if update.next_mask is None else update.next_mask,
+            state=visit.state if update.next_mask is None else visit.state | {MASK: update.next_mask},
             costs=costs,
         )
 
@@ -80,7 +81,7 @@ class Link:
 
     def _down(self, task: ClientTask) -> tuple[Message, PackedMask]:
         """The message with the server's weights, and the mask that both sides know."""
-        known = task.state if isinstance(task.state, PackedMask) else self._all
+        known = self._all if task.state.mask is None else task.state.mask
         first_mask = task.first_visit and self._is_random(known)
         envelope = Envelope("model", task.round, task.client)
         return Message(envelope, task.weights, known, seed=task.seed if first_mask else None), known

@@ -70,8 +70,9 @@ class TheoremCurves:
         if call.round % self._every:
             return
         moment = self._moments.setdefault(call.round, _Moment(weights.cpu()))
-        assert isinstance(call.state, PackedMask) and isinstance(visit.state, PackedMask)
-        moment.visits.append(_Visited(call.client, call.state, visit.state, visit.local.cpu()))
+        mask, next_mask = call.state.mask, visit.state.mask
+        assert mask is not None and next_mask is not None
+        moment.visits.append(_Visited(call.client, mask, next_mask, visit.local.cpu()))
 
     def rows(
         self, engine: Engine, client_rows: Sequence[np.ndarray], final: Sequence[PackedMask]

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 
+from fedspa.client_state import ClientState
 from fedspa.costing.costs import NetworkCosts
 from fedspa.engines.base import Engine
 from fedspa.masks.base import MaskSearcher
-from fedspa.masks.packed import PackedMask
-from fedspa.methods.base import ClientState, ClientTask, Method, Visit, VisitSize
+from fedspa.methods.base import ClientTask, Method, Visit, VisitSize
 from fedspa.randomness import generator, numpy_generator
 from fedspa.records import Costs
 from fedspa.rounds.clock import Clock
@@ -173,7 +173,7 @@ class Visitor:
     def _taken(self, task: ClientTask, visit: Visit) -> Outcome | Lost:
         """What the server makes of a visit: it takes only finite values, and updates within the norm bound."""
         update, bound = visit.update, self.faults.norm_bound
-        if not _finite(visit.local, update, visit.state):
+        if not _finite(visit.local, update, *visit.state.values()):
             detail = f"The training of {_who(task)} diverged: its update is not finite."
             return _lost(task, Fault.DIVERGED, detail, visit.costs)
         if update is not None and bound is not None:
@@ -199,9 +199,8 @@ class Visitor:
 
     def _size(self, task: ClientTask) -> VisitSize:
         """The size of a visit that has not been made, or has not come to its end."""
-        if not isinstance(task.state, PackedMask):
-            return task.size()
-        return task.size(task.space.count(task.state.unpack(like=torch.empty(0))))
+        mask = task.state.mask
+        return task.size(None if mask is None else task.space.count(mask.unpack(like=torch.empty(0))))
 
     def _down_costs(self, task: ClientTask) -> Costs:
         """What was sent to a client that sends nothing back."""
@@ -252,4 +251,8 @@ def _watched(dialogue: Dialogue[T]) -> Dialogue[T]:
 
 def _finite(*items: Any) -> bool:
     """Whether all tensors among these hold nothing but finite numbers."""
-    return all(all_finite(item) for item in items if isinstance(item, torch.Tensor))
+    return all(
+        all_finite(item.flatten())
+        for item in items
+        if isinstance(item, torch.Tensor) and item.is_floating_point()
+    )

@@ -12,7 +12,6 @@ import numpy as np
 from fedspa import __version__
 from fedspa.config import Plan
 from fedspa.data.source import ImageSet
-from fedspa.masks.packed import PackedMask
 from fedspa.partition.base import label_counts, partition_hash
 from fedspa.records import ACCURACY, VALIDATION, RunInfo, RunResult
 from fedspa.rounds.evaluation import spread
@@ -188,8 +187,8 @@ def result(
     loop, rows, space = federation.loop, federation.rows, federation.space
     theory = []
     if federation.curves:
-        final = [loop.client_state(client) for client in range(len(rows.train))]
-        final_masks = [mask for mask in final if isinstance(mask, PackedMask)]
+        final = [loop.client_state(client).mask for client in range(len(rows.train))]
+        final_masks = [mask for mask in final if mask is not None]
         theory = federation.curves.rows(federation.visitor.engine, rows.train, final_masks)
     return RunResult(
         summary=summary,

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import torch
 
+from fedspa.client_state import NOTHING
 from fedspa.data.clients import ClientRows
-from fedspa.masks.packed import PackedMask
 from fedspa.records import ClientRow
 from fedspa.rounds.federation import FederatedLoop
 
@@ -66,13 +66,13 @@ class LastMasks(Mapping[str, torch.Tensor]):
 
     def __init__(self, loop: FederatedLoop) -> None:
         self._states = loop.state.clients
-        first = next(iter(self._states.values()), None)
-        self._clients = sorted(self._states) if isinstance(first, PackedMask) else []
+        first = next(iter(self._states.values()), NOTHING)
+        self._clients = sorted(self._states) if first.mask else []
 
     def __getitem__(self, client: str) -> torch.Tensor:
-        state = self._states[int(client)]
-        assert isinstance(state, PackedMask)
-        return state.bits
+        mask = self._states[int(client)].mask
+        assert mask is not None
+        return mask.bits
 
     def __iter__(self) -> Iterator[str]:
         return map(str, self._clients)
