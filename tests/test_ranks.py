@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from federations import small
+from test_resume import TINY, saved_round
 
 from fedspa.client_state import ClientState
 from fedspa.errors import UserError
@@ -24,7 +26,8 @@ from fedspa.methods.fedspa import FedSpa
 from fedspa.running.executor import InProcess
 from fedspa.running.experiment import run
 from fedspa.running.launch import ALONE, Launch, launched
-from fedspa.running.ranks import Packed, RankGroup, RankLost, Ranks, share_out
+from fedspa.running.rank_group import RankGroup, RankLost
+from fedspa.running.ranks import Packed, Ranks, share_out
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -233,7 +236,7 @@ def test_cores_are_shared_by_the_ranks_of_a_machine():
 
 # Whole commands
 
-SHORT = ("federation.rounds=2", "logger=csv", "hardware=cpu", "save.local=true", "finetune.epochs=1")
+SHORT = (*TINY, "federation.rounds=40", "checkpoint.every=5", "save.local=true")
 
 
 def train(*words: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -247,9 +250,22 @@ def train(*words: str, folder: Path, **environment: str) -> subprocess.Completed
 
 
 def test_torchrun_gives_one_folder_with_the_bytes_of_one_process(plan, tmp_path):
-    done = train(*SHORT, f"hydra.run.dir={tmp_path}/two/${{oc.env:RANK}}", folder=tmp_path)
+    """Also where torchrun was asked to end, and the same command goes on."""
+    words = (*SHORT, f"hydra.run.dir={tmp_path}/two/${{oc.env:RANK}}")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
+    with subprocess.Popen(
+        [*command, str(ROOT / "src/train.py"), *words], cwd=tmp_path, stderr=subprocess.PIPE
+    ) as begun:
+        rounds = tmp_path / "two/0/rounds.csv"
+        while begun.poll() is None and not (rounds.exists() and len(rounds.read_text().splitlines()) > 1):
+            time.sleep(0.01)
+        begun.terminate()
+        begun.communicate()
+        assert begun.returncode
+    assert saved_round(tmp_path / "two/0") > 0
+    done = train(*words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Everything lies in") == 1
+    assert done.stdout.count("Goes on after") == done.stdout.count("Everything lies in") == 1
     run(plan(*SHORT, "hardware.workers=1"), tmp_path / "one")
     assert [path.name for path in (tmp_path / "two").iterdir()] == ["0"]
     same = ("rounds.csv", "clients.csv", "partition.json", "weights", "masks", "local_weights")

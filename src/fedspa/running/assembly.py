@@ -33,9 +33,11 @@ from fedspa.rounds.local_models import LocalModels
 from fedspa.rounds.theory import TheoremCurves
 from fedspa.rounds.visitor import Call, Visitor
 from fedspa.running.executor import Executor, InProcess, Workers, can_fork, usable_cores
+from fedspa.running.interruption import Interruptions
 from fedspa.running.launch import ALONE, Launch
 from fedspa.running.memory import keep_freed_memory
-from fedspa.running.ranks import RankGroup, Ranks
+from fedspa.running.rank_group import RankGroup
+from fedspa.running.ranks import Ranks
 from fedspa.weights import ParameterSpace
 
 LEAST_TEST_BATCH = 64
@@ -73,13 +75,15 @@ class Federation:
         return ((name, part) for name, part in named.items() if part)
 
 
-def build(plan: Plan, launch: Launch = ALONE) -> Federation:
+def build(plan: Plan, launch: Launch = ALONE, interruptions: Interruptions | None = None) -> Federation:
     """Load the data, deal it to the clients, and put network, engine, evaluator and loop together.
 
-    Every rank of a launch does so; what one of them raises, all raise.
+    Every rank of a launch does so; what one of them raises, all raise. `interruptions`: of the run.
     """
-    fabric, group = plan.hardware.fabric(launch), RankGroup(launch.rank, launch.size)
-    with group.synchronised():
+    group = RankGroup(launch.rank, launch.size, interruptions)
+    with group.droppable():
+        fabric = plan.hardware.fabric(launch)
+    with group.synchronised(interruptible=True), group.droppable():
         return _assemble(plan, fabric, launch, group)
 
 

@@ -10,7 +10,6 @@ import os
 import pickle
 import signal
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from fedspa.errors import UserError
 from fedspa.rounds.visitor import Job, Visitor
 from fedspa.running.interruption import SIGNALS
 from fedspa.running.memory import keep_freed_memory
+from fedspa.running.remote_errors import portable
 
 _PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
@@ -161,21 +161,11 @@ def _work(
         try:
             answer: Any = visitor.perform([job], weights)[0]
         except Exception as error:
-            answer = _portable(error)
+            answer = portable(error, "a worker process")
         try:
             _send(link, answer)
         except OSError:
             return
-
-
-def _portable(error: Exception) -> Exception:
-    """The exception, or one that says the same where it cannot travel, with the place where it was raised."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        error = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
-    error.add_note("In a worker process:\n" + "".join(traceback.format_tb(error.__traceback__)))
-    return error
 
 
 def _die_with(parent: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from fedspa import __version__
 from fedspa.config import Plan
 from fedspa.data.source import ImageSet
 from fedspa.partition.base import label_counts, partition_hash
-from fedspa.records import ACCURACY, VALIDATION, RunInfo, RunResult
+from fedspa.records import ACCURACY, VALIDATION, RoundRecord, RunInfo, RunResult
 from fedspa.rounds.evaluation import spread
 from fedspa.running.assembly import Federation, build
 from fedspa.running.interruption import Interruptions
@@ -43,25 +44,21 @@ def run(plan: Plan, folder: Path) -> dict[str, Any]:
     one tracks and saves, into its folder.
     """
     with Interruptions() as interruptions, ExitStack() as stack:
-        with interruptions.allowed():
-            federation = build(plan, launched())
+        federation = build(plan, launched(), interruptions)
         stack.callback(federation.group.close)
         stack.callback(federation.executor.close)
         group, folder = federation.group, federation.group.broadcast(folder)
         with group.synchronised():
             if group.main:
                 stack.enter_context(occupied(folder))
-        return _Run(plan, federation, folder, interruptions).run()
+        return _Run(plan, federation, folder).run()
 
 
 class _Run:
     """A run in its folder, which no other run can enter meanwhile."""
 
-    def __init__(
-        self, plan: Plan, federation: Federation, folder: Path, interruptions: Interruptions
-    ) -> None:
+    def __init__(self, plan: Plan, federation: Federation, folder: Path) -> None:
         self._plan, self._federation, self._group = plan, federation, federation.group
-        self._interruptions = interruptions
         settings = plan.settings
         self._checkpoints = Checkpoints(
             folder / CHECKPOINTS,
@@ -100,13 +97,13 @@ class _Run:
                 self._trackers.start(self._info)
                 self._state.completed(self._info.completed)
                 self._write()
-            for record in self._interruptions.each(self._federation.loop.rounds()):
+            for record in self._rounds():
                 self._history.add(record)
                 with self._group.synchronised():
                     self._trackers.round(record)
                     self._state.completed(record.round, record)
                     self._write(only_if_due=True)
-            with self._interruptions.allowed():
+            with self._group.synchronised(interruptible=True):
                 finished = self._conclude()
             with self._group.synchronised():
                 if self._group.main:
@@ -114,8 +111,19 @@ class _Run:
                     self._checkpoints.clear()
         except BaseException as error:
             self._save_and_abort(error)
+            self._group.wait()  # a launcher whose first rank ends kills the others, perhaps while they save
             raise
         return finished.summary
+
+    def _rounds(self) -> Iterator[RoundRecord]:
+        """The rounds that are left. What one rank of them fails at, all fail at: a round is of all or of none."""
+        rounds = self._federation.loop.rounds()
+        while True:
+            with self._group.synchronised(interruptible=True):
+                record = next(rounds, None)
+            if record is None:
+                return
+            yield record
 
     def _conclude(self) -> RunResult:
         """What follows the last round: fine-tuning, and the results."""

@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 PREEMPTED = 75
 """Exit code (EX_TEMPFAIL of sysexits.h) of a run that was preempted: the same command with resume=auto goes on."""
@@ -53,32 +51,22 @@ class Interruptions:
         self._allowed = True
         try:
             if self._signal is not None:
-                raise self._error()
+                raise interruption(self._signal)
             yield
         finally:
             self._allowed = False
 
-    def each(self, items: Iterable[T]) -> Iterator[T]:
-        """The items; what computes them may be dropped, what is done with them may not."""
-        iterator = iter(items)
-        while True:
-            with self.allowed():
-                try:
-                    item = next(iterator)
-                except StopIteration:
-                    return
-            yield item
+    @property
+    def pending(self) -> KeyboardInterrupt | None:
+        """What a signal that came so far is raised as."""
+        return None if self._signal is None else interruption(self._signal)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self._signal is not None:
             end_at_once(number)
         self._signal = number
         if self._allowed:
-            raise self._error()
-
-    def _error(self) -> KeyboardInterrupt:
-        assert self._signal is not None
-        return interruption(self._signal)
+            raise interruption(number)
 
 
 def interruption(number: int) -> KeyboardInterrupt:

@@ -11,94 +11,14 @@ from __future__ import annotations
 import heapq
 import io
 import pickle
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from fedspa.errors import UserError
 from fedspa.rounds.visitor import Job
 from fedspa.running.executor import Executor
-
-T = TypeVar("T")
-
-
-class RankGroup:
-    """The processes of a run; a run in one process is a group of one, which has nobody to talk to.
-
-    The others' words travel by collectives on the CPU (gloo), which every rank must enter in the same order.
-    """
-
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        """`size` above 1 needs torch.distributed to be initialised with a backend for the CPU."""
-        self.rank, self.size = rank, size
-
-    @property
-    def main(self) -> bool:
-        """Whether this is the rank that writes files, tracks and speaks."""
-        return self.rank == 0
-
-    def gather(self, item: T) -> list[T]:
-        """What each rank has, by rank. Small things: they are pickled."""
-        if self.size == 1:
-            return [item]
-        items: list[Any] = [None] * self.size
-        with _noticing_lost_ranks():
-            torch.distributed.all_gather_object(items, item)
-        return items
-
-    def broadcast(self, item: T, source: int = 0) -> T:
-        """What rank `source` has."""
-        if self.size == 1:
-            return item
-        items = [item]
-        with _noticing_lost_ranks():
-            torch.distributed.broadcast_object_list(items, source)
-        return items[0]
-
-    def broadcast_tensor(self, tensor: torch.Tensor, source: int) -> None:
-        """Overwrite a contiguous tensor on the CPU, of any dtype, by that of rank `source`."""
-        if tensor.numel() and self.size > 1:
-            with _noticing_lost_ranks():
-                torch.distributed.broadcast(tensor.view(-1).view(torch.uint8), source)
-
-    @contextmanager
-    def synchronised(self) -> Iterator[None]:
-        """What one rank raises in here, all ranks raise at its end: none is left waiting for another."""
-        error: Exception | None = None
-        try:
-            yield
-        except RankLost:
-            raise
-        except Exception as raised:
-            error = raised
-        if self.size > 1:
-            error = next((told for told in self.gather(_portable(error, self.rank)) if told), None)
-        if error:
-            raise error
-
-    def close(self) -> None:
-        """Leave the group."""
-        if self.size > 1 and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-
-
-class RankLost(UserError):
-    """Another rank is gone without a word."""
-
-
-@contextmanager
-def _noticing_lost_ranks() -> Iterator[None]:
-    """A collective that fails means that another process is gone."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise RankLost(
-            "Another process of this run ended early (killed, out of memory, or its machine is gone), so that "
-            "the run cannot go on."
-        ) from error
+from fedspa.running.rank_group import Failure, RankGroup
 
 
 class Ranks:
@@ -116,38 +36,39 @@ class Ranks:
         self._own, self._group, self._work, self._device = own, group, work, device
 
     def run(self, jobs: Sequence[Job], weights: torch.Tensor) -> Iterator[Any]:
-        """The answers to all jobs, on every rank. Raises on every rank what the first job to fail raised."""
+        """The answers to all jobs, on every rank. Raises on every rank what the first job to fail raised.
+
+        Whoever stops taking answers early does so in `RankGroup.synchronised`.
+        """
         owners = share_out([self._work(job) for job in jobs], self._group.size)
         mine = [index for index, owner in enumerate(owners) if owner == self._group.rank]
-        answers, error = self._do([jobs[index] for index in mine], weights)
-        packed = [Packed.of(answer) for answer in answers]
-        failure = (mine[len(answers)], _portable(error, self._group.rank)) if error else None
-        told = self._group.gather((failure, [(item.pickled, item.layouts) for item in packed]))
-        if failures := [failed for failed, _ in told if failed]:
-            _, first = min(failures, key=lambda failed: failed[0])
-            assert first is not None
-            raise first
-        done = dict(zip(mine, zip(packed, answers, strict=True), strict=True))
-        outlines = [iter(outline) for _, outline in told]
-        for index, owner in enumerate(owners):
+        answers: list[tuple[Packed, Any]] = []
+        failure = None
+        try:
+            with self._group.droppable():
+                for answer in self._own.run([jobs[index] for index in mine], weights):
+                    answers.append((Packed.of(answer), answer))
+        except BaseException as error:
+            failure = Failure(error, job=(*mine, len(jobs))[len(answers)])
+        outlines = self._group.gather([(item.pickled, item.layouts) for item, _ in answers], failure)
+        yield from self._group.announced(self._exchange(owners, iter(answers), [iter(o) for o in outlines]))
+
+    def _exchange(
+        self,
+        owners: Sequence[int],
+        answers: Iterator[tuple[Packed, Any]],
+        outlines: Sequence[Iterator[tuple[bytes, Sequence[Layout]]]],
+    ) -> Iterator[Any]:
+        """The answers in the order of the jobs: this rank's own, and by rank the outlines of all."""
+        for owner in owners:
             outline = next(outlines[owner])
             if owner == self._group.rank:
-                sent, answer = done.pop(index)
+                sent, answer = next(answers)
                 for tensor in sent.tensors:
                     self._group.broadcast_tensor(tensor.contiguous().cpu(), owner)
                 yield answer
             else:
                 yield self._receive(owner, *outline)
-
-    def _do(self, jobs: Sequence[Job], weights: torch.Tensor) -> tuple[list[Any], Exception | None]:
-        """The answers to this rank's jobs, up to the first that fails."""
-        answers = []
-        try:
-            for answer in self._own.run(jobs, weights):
-                answers.append(answer)
-        except Exception as error:
-            return answers, error
-        return answers, None
 
     def _receive(self, owner: int, pickled: bytes, layouts: Sequence[Layout]) -> Any:
         tensors = []
@@ -221,15 +142,3 @@ def share_out(work: Sequence[float], ranks: int) -> list[int]:
         owners[index] = rank
         heapq.heapreplace(loads, (load + work[index], rank))
     return owners
-
-
-def _portable(error: Exception | None, rank: int) -> Exception | None:
-    """An error that can be told to other ranks, with the place where it was raised."""
-    if error is None:
-        return None
-    if not isinstance(error, UserError):
-        error.add_note(f"In rank {rank}:\n{''.join(traceback.format_exception(error))}")
-    try:
-        return pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
