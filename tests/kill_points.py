@@ -24,7 +24,7 @@ from fedspa.tracking.run_folder import RunFolder
 
 POINTS: dict[str, tuple[Any, str]] = {
     "training": (EagerEngine, "_step"),
-    "testing": (Visitor, "_predict"),
+    "testing": (Visitor, "_prediction"),
     "aggregation": (Merge, "fold"),
     "merge": (Merge, "apply"),
     "table": (run_folder._Table, "write"),
