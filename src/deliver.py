@@ -9,8 +9,12 @@ import sys
 from pathlib import Path
 
 from fedspa.errors import UserError
+from fedspa.running.interruption import ends_when_interrupted
+from fedspa.running.streams import ends_with_its_reader
 
 
+@ends_with_its_reader
+@ends_when_interrupted
 def main(folders: list[str]) -> int:
     """Deliver the rest of each run; returns the exit code."""
     if not folders or {"--help", "-h"} & set(folders):

@@ -16,10 +16,12 @@ import sys
 
 from fedspa.errors import UserError
 from fedspa.report.options import parse
+from fedspa.running.interruption import ends_when_interrupted
 from fedspa.running.streams import ends_with_its_reader
 
 
 @ends_with_its_reader
+@ends_when_interrupted
 def main(arguments: list[str]) -> int:
     """Write the report; returns the exit code."""
     if not arguments or {"--help", "-h"} & set(arguments):

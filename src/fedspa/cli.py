@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedspa.config import Plan, check, config_dir, explain, register
 from fedspa.errors import UserError, nearest
-from fedspa.running.interruption import PREEMPTED, Preempted, preemptible
+from fedspa.running.interruption import PREEMPTED, STOPPED, Preempted, Preemptible
 from fedspa.running.launch import launched
 from fedspa.running.streams import ReaderGone, ends_with_its_reader
 from fedspa.settings import Config
@@ -90,7 +90,7 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
             raise UserError(
                 f"-m starts runs one after another, but here are {ranks} ranks for one run: leave out one."
             )
-        with preemptible():
+        with Preemptible():
             hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(job)()
     except ReaderGone:
         raise
@@ -98,7 +98,7 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
         preempted = isinstance(stop, Preempted)
         if launched().main:
             print("Preempted: resume=auto goes on." if preempted else "Stopped.", file=sys.stderr)
-        return PREEMPTED if preempted else 130
+        return PREEMPTED if preempted else STOPPED
     except SystemExit as end:
         return int(end.code or 0)
     except UserError as error:

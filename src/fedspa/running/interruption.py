@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ParamSpec
+
+from fedspa.running.streams import ReaderGone
+
+Parameters = ParamSpec("Parameters")
 
 PREEMPTED = 75
 """Exit code (EX_TEMPFAIL of sysexits.h) of a run that was preempted: the same command with resume=auto goes on."""
+STOPPED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 
 
@@ -44,6 +52,9 @@ class Interruptions:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+            outer = getattr(handler, "__self__", None)
+            if isinstance(outer, Preemptible):
+                outer.heard |= self._signal is not None
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
@@ -76,22 +87,47 @@ def interruption(number: int) -> KeyboardInterrupt:
     return Preempted(f"preempted by {signal.Signals(number).name}")
 
 
-@contextmanager
-def preemptible() -> Iterator[None]:
-    """Where nothing has to be saved: SIGTERM and SIGUSR1 are raised at once, as Ctrl-C is."""
+class Preemptible:
+    """While it is entered, nothing has to be saved: the first signal is raised at once, as `Interruptions` does."""
 
-    def receive(number: int, frame: FrameType | None) -> None:
+    def __init__(self) -> None:
+        self.heard = False
+        """Whether there was a signal; the next one ends the process."""
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Preemptible:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.heard:
+            end_at_once(number)
+        self.heard = True
         raise interruption(number)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, receive) for number in SIGNALS if number != signal.SIGINT}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+
+def ends_when_interrupted(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
+    """Make `main`, which returns an exit code and saves nothing, end with a word and the code of a signal."""
+
+    @wraps(main)
+    def guarded(*args: Parameters.args, **kwargs: Parameters.kwargs) -> int:
+        try:
+            with Preemptible():
+                return main(*args, **kwargs)
+        except ReaderGone:
+            raise
+        except KeyboardInterrupt as stop:
+            print("Stopped.", file=sys.stderr)
+            return PREEMPTED if isinstance(stop, Preempted) else STOPPED
+
+    return guarded
 
 
 def end_at_once(number: int) -> None:
