@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import engine, pixels, random_images, small
+from federations import Federation, engine, pixels, random_images, small
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from fedspa.client_state import ClientState
@@ -22,18 +24,12 @@ from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.fedspa import FedSpa
 from fedspa.metrics.accuracy import Accuracy
 from fedspa.records import Spread
-from fedspa.rounds.evaluation import (
-    Evaluator,
-    Model,
-    PredictionBatch,
-    Scores,
-    score_models,
-    score_one,
-    spread,
-)
+from fedspa.rounds.evaluation import Evaluator, Model, PredictionBatch, score_models, score_one
 from fedspa.rounds.requests import Predict
+from fedspa.rounds.scores import ClientScores, Kept
 from fedspa.rounds.visitor import Job, Visitor
 from fedspa.running.executor import InProcess
+from fedspa.saving.archive import pack, unpack
 from fedspa.settings import TrainingSettings
 
 METRICS = {"accuracy": Accuracy(name="accuracy")}
@@ -42,27 +38,44 @@ METRICS = {"accuracy": Accuracy(name="accuracy")}
 # Spread --------------------------------------------------------------------------------------------------
 
 
+def scores_of(*values: float) -> ClientScores:
+    return ClientScores().updated(range(len(values)), np.array(values, dtype=float))
+
+
 def test_spread_by_hand():
     # Ten clients with 10, 20, ..., 100: their variance is 10 (1^2 + ... + 10^2) - 55^2 = 3850 - 3025 = 825.
     # The 10th percentile lies 0.1 x 9 = 0.9 of the way from the first to the second.
-    scores = np.array([30, 100, 10, 50, 40, 60, 20, 70, 90, 80.0])
-    assert spread(scores) == Spread(
+    assert scores_of(30, 100, 10, 50, 40, 60, 20, 70, 90, 80).spread() == Spread(
         mean=55, std=pytest.approx(math.sqrt(825)), p10=19, worst_decile=10, min=10, max=100, clients=10
     )
 
 
 def test_the_worst_decile_is_rounded_up_to_whole_clients():
-    scores = np.arange(11.0)  # a tenth of 11 clients: the two worst
-    assert spread(scores).worst_decile == 0.5 and spread(scores).p10 == 1
+    spread = scores_of(*range(11)).spread()  # a tenth of 11 clients: the two worst
+    assert spread.worst_decile == 0.5 and spread.p10 == 1
 
 
 def test_clients_without_a_score_do_not_count():
-    nan = math.nan
-    assert spread(np.array([nan, 60, nan, 20])) == Spread(
-        mean=40, std=20, p10=24, worst_decile=20, min=20, max=60, clients=2
-    )
-    one = spread(np.array([nan, 75]))
+    few = ClientScores().updated([9, 1], np.array([60.0, 20.0]))
+    expected = Spread(mean=40, std=20, p10=24, worst_decile=20, min=20, max=60, clients=2)
+    assert few.spread() == expected
+    assert scores_of(math.nan, 60, math.nan, 20).spread() == expected  # a metric may have nothing to say
+    one = ClientScores().updated([3], np.array([75.0])).spread()
     assert one == Spread(mean=75, std=0, p10=75, worst_decile=75, min=75, max=75, clients=1)
+
+
+@given(st.lists(st.dictionaries(st.integers(0, 9), st.floats(0, 100), max_size=5), max_size=5))
+def test_the_latest_score_of_a_client_counts(rounds):
+    kept, expected = ClientScores(), {}
+    for found in rounds:
+        before = kept, kept.clients.tolist(), kept.values.tolist()
+        kept = kept.updated(list(found), np.array(list(found.values())))
+        expected |= found
+        assert (before[0].clients.tolist(), before[0].values.tolist()) == before[1:]
+    assert kept.clients.tolist() == sorted(expected)
+    dense = kept.dense(10)
+    assert {client: dense[client] for client in expected} == expected
+    assert np.isnan(dense).sum() == 10 - len(expected)
 
 
 # Who is tested on what -----------------------------------------------------------------------------------
@@ -130,7 +143,7 @@ def test_clients_are_scored_in_the_order_asked_for():
     assert one(evaluator(), SIGN, [1]) == [0]
 
 
-def shown(runs: list[tuple[int, ...]]) -> Scores:
+def shown(runs: list[tuple[int, ...]]) -> Kept:
     """Scores of models that say 1 for bright pictures or, with a state, 0 for them; `runs` receives the rows of
     each showing. Client 2 is told the opposite by its personal model."""
     tester = evaluator()
@@ -146,15 +159,14 @@ def shown(runs: list[tuple[int, ...]]) -> Scores:
         (Model("personal", ClientState(weights=SIGN)), [3 - 1, 0]),
         (Model("personal", ClientState(weights=-SIGN)), [1]),
     ]
-    return score_models([tester], models, 4, run)
+    return score_models([tester], models, run)
 
 
 def test_models_by_hand():
     runs: list[tuple[int, ...]] = []
     scores = shown(runs)
-    nobody = pytest.approx(math.nan, nan_ok=True)
-    assert scores["global"]["accuracy"].tolist() == [75, 0, 50, nobody]  # the fourth client has no models
-    assert scores["personal"]["accuracy"].tolist() == [75, 100, 50, nobody]
+    assert scores["global"]["accuracy"].values.tolist() == [75, 0, 50]
+    assert scores["personal"]["accuracy"].values.tolist() == [75, 100, 50]
     # Each model sees an image once, in batches of four that do not depend on who is asked.
     assert runs == [(0, 1, 2, 3), (4, 5), (0, 1, 2, 3), (4,), (5,)]
 
@@ -167,9 +179,9 @@ def test_several_sets_of_images_score_under_their_own_names():
     def run(jobs: Sequence[PredictionBatch]) -> list[torch.Tensor]:
         return [predicted((test, own)[job.evaluator].request(SIGN, job.rows)) for job in jobs]
 
-    scores = score_models([test, own], [(Model("global"), range(3))], 3, run)
-    assert scores["global"]["accuracy"].tolist() == [75, 0, 50]
-    assert scores["global"]["val_accuracy"].tolist() == [100, 0, 100]
+    scores = score_models([test, own], [(Model("global"), range(3))], run)
+    assert scores["global"]["accuracy"].values.tolist() == [75, 0, 50]
+    assert scores["global"]["val_accuracy"].values.tolist() == [100, 0, 100]
 
 
 class Listening(InProcess):
@@ -203,6 +215,37 @@ def test_a_round_shows_each_image_once_to_each_different_model(method, searcher,
     rows = [np.concatenate([np.arange(4 * k, 4 * k + 4) for k in clients]) for clients in models]
     batches = [row.tolist() for union in rows for row in np.split(union, range(8, len(union), 8))]
     assert sorted(job.rows.tolist() for job in made[0].predictions) == sorted(batches)
+
+
+def test_a_personal_model_that_nobody_has_changed_keeps_its_score_also_after_a_break():
+    made: list[Listening] = []
+
+    def listening(visitor: Visitor) -> Listening:
+        made.append(Listening(visitor))
+        return made[-1]
+
+    def ditto() -> Federation:
+        return small(Ditto(name="ditto"), rounds=4, executor=listening)
+
+    class Anew(Ditto):
+        personal_is_own = False
+
+    whole, again = ditto(), small(Anew(name="ditto"), rounds=4)
+    for number, (record, same) in enumerate(zip(whole.loop.rounds(), again.loop.rounds(), strict=True)):
+        assert record.scores == same.scores
+        shown = {
+            client for job in made[0].predictions if job.model.kind == "personal" for client in job.rows // 4
+        }
+        assert shown == (set(record.participants) if number else {0, 1, 2, 3})
+        if number == 1:
+            broken = ditto()
+            broken.loop.load_state_dict(unpack(pack(whole.loop.state_dict())))
+    resumed = broken.run()
+    shown = {
+        client for job in made[1].predictions if job.model.kind == "personal" for client in job.rows // 4
+    }
+    assert shown == set(resumed[-1].participants)
+    assert resumed[-1].scores == record.scores
 
 
 def test_sharing_changes_no_score():

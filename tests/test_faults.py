@@ -247,7 +247,7 @@ def test_a_visit_that_leaves_nothing_leaves_the_clients_state_as_it_was(method, 
         if method.kinds == ("local",):  # it sends nothing that could be late, lost or damaged
             assert set(lost.values()) <= {"dropout"}
         assert set(seen) == set(range(4)) - set(lost)
-        local = loop.state.scores["local"]["accuracy"]
+        local = loop.state.scores["local"]["accuracy"].dense(4)
         for client in range(4):
             visits = sum(visited == client for visited, _ in run.visits)
             now = loop.client_state(client)

@@ -154,7 +154,7 @@ def test_a_client_keeps_its_state_until_its_next_visit():
 def test_local_scores_stay_from_the_last_visit_and_count_only_the_visited():
     run, latest = small(FEDAVG, rounds=6), {}
     for record in run.loop.rounds():
-        scores = run.loop.state.scores["local"]["accuracy"]
+        scores = run.loop.state.scores["local"]["accuracy"].dense(4)
         for client in record.participants:
             latest[client] = scores[client]
         assert {client: scores[client] for client in latest} == latest
@@ -179,10 +179,10 @@ def test_finetuning_trains_a_copy_of_the_global_model_for_every_client():
     run = small(FEDSPA, DIFFERENT, rounds=2)
     run.run()
     weights, states = run.weights.clone(), dict(run.loop.state.clients)
-    untrained = run.loop.finetune(epochs=0)["accuracy"]
-    assert untrained.tolist() == run.loop.state.scores["global"]["accuracy"].tolist()
-    trained = run.loop.finetune(epochs=3)["accuracy"]
-    assert len(trained) == 4 and trained.tolist() == run.loop.finetune(epochs=3)["accuracy"].tolist()
+    untrained = run.loop.finetune(epochs=0)["accuracy"].values
+    assert untrained.tolist() == run.loop.state.scores["global"]["accuracy"].values.tolist()
+    trained = run.loop.finetune(epochs=3)["accuracy"].values
+    assert len(trained) == 4 and trained.tolist() == run.loop.finetune(epochs=3)["accuracy"].values.tolist()
     assert trained.mean() > untrained.mean()
     assert torch.equal(run.weights, weights)
     assert dict(run.loop.state.clients) == states

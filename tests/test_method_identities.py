@@ -57,8 +57,8 @@ def test_fedspa_with_full_masks_is_fedavg(searcher, weighting):
     fedavg = small(FedAvg(name="fedavg", weighting=weighting))
     assert_same(fedspa, fedavg)
     assert torch.equal(fedspa.weights, fedavg.weights) and not torch.equal(fedspa.weights, fedspa.initial)
-    assert fedspa.loop.state.scores["personal"]["accuracy"].tolist() == (
-        fedspa.loop.state.scores["global"]["accuracy"].tolist()
+    assert fedspa.loop.state.scores["personal"]["accuracy"].values.tolist() == (
+        fedspa.loop.state.scores["global"]["accuracy"].values.tolist()
     )
 
 
@@ -110,9 +110,10 @@ def test_ditto_without_pull_and_shared_epochs_is_local():
         own, same = ditto.loop.state.clients[client], local.loop.state.clients[client]
         assert own == same and not torch.equal(own.tensor("weights"), ditto.initial)
     assert torch.equal(ditto.weights, ditto.initial)  # nothing was trained on the shared branch
-    personal, scores = (run.loop.state.scores for run in (ditto, local))
+    personal = ditto.loop.state.scores["personal"]["accuracy"].dense(4)
+    scores = local.loop.state.scores["local"]["accuracy"].dense(4)
     for client in local.loop.state.visits:
-        assert personal["personal"]["accuracy"][client] == scores["local"]["accuracy"][client]
+        assert personal[client] == scores[client]
 
 
 def test_ditto_without_personal_epochs_costs_what_fedavg_costs_and_leaves_the_personal_models_alone():
@@ -170,8 +171,8 @@ def test_the_gate_of_subfedavg_looks_at_training_data_only():
     states, same_states = one.loop.state.clients, other.loop.state.clients
     assert dict(states) == dict(same_states) and any(state.density < 1 for state in states.values())
     assert (
-        one.loop.state.scores["local"]["accuracy"].tolist()
-        != other.loop.state.scores["local"]["accuracy"].tolist()
+        one.loop.state.scores["local"]["accuracy"].values.tolist()
+        != other.loop.state.scores["local"]["accuracy"].values.tolist()
     )
 
 

@@ -98,7 +98,7 @@ def test_one_two_and_four_ranks_give_the_same_bytes(in_ranks, method):
         records = federation.run()
         tuned = federation.loop.finetune(1)["accuracy"]
         state = federation.loop.state
-        scores = [[records[-1].loss, records[-1].scores, records[-1].total_costs], tuned.tobytes()]
+        scores = [[records[-1].loss, records[-1].scores, records[-1].total_costs], tuned.values.tobytes()]
         return plain(state.weights), {k: plain(v) for k, v in state.clients.items()}, scores
 
     alone = work(RankGroup())

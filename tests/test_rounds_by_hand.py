@@ -86,7 +86,7 @@ def assert_rounds(
                 100 * accuracy(model, client.test_x, client.test_y)
                 for model, client in zip(models[kind], CLIENTS, strict=True)
             ]
-            assert run.loop.state.scores[kind]["accuracy"].tolist() == by_client, kind
+            assert run.loop.state.scores[kind]["accuracy"].values.tolist() == by_client, kind
             assert record.scores[kind]["accuracy"].mean == np.mean(by_client)
         for k in range(2):
             equal(run.visits[2 * t + k][1].local, expected.ends[k])

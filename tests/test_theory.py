@@ -72,7 +72,7 @@ def test_the_curves_of_one_round() -> None:
         weights,
         visit(local, after),
     )
-    (row,) = curves.rows(runner, ROWS, [PackedMask.pack(own) for own in final])
+    (row,) = curves.rows(runner, ROWS, [PackedMask.pack(own) for own in final].__getitem__, range(2))
 
     assert row.round == 2  # round 3 is not a multiple of 2
     at_final = [gradient(own * weights, rows) for own, rows in zip(final, ROWS, strict=True)]
@@ -101,5 +101,5 @@ def test_p_is_unknown_where_the_gradient_never_moves() -> None:
         weights,
         visit(only * weights, only),
     )
-    (row,) = curves.rows(runner, ROWS, [state, state])
+    (row,) = curves.rows(runner, ROWS, lambda client: state, range(2))
     assert (row.p, row.mask_step, row.mask_to_final) == (None, 0.0, 0.0)

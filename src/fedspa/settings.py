@@ -121,7 +121,8 @@ class CostSettings:
 
 @dataclass
 class TheorySettings:
-    """The curves of the paper's Theorem 1; costs a gradient over all clients' data for each point."""
+    """The curves of the paper's Theorem 1; each point costs a gradient over the data of all clients, or of the
+    tested ones with `eval.clients`."""
 
     every: int = 0
     """Rounds between two points; 0: none. Only for methods with masks."""

@@ -142,6 +142,8 @@ class Method(ABC):
 
     kinds: ClassVar[tuple[str, ...]]
     """Which models of a client the method has: of global, personal and local."""
+    personal_is_own: ClassVar[bool] = False
+    """Whether the personal model is a function of the client's state alone: between two visits it stays the same."""
     uses_mask: ClassVar[bool] = False
     """Whether it needs a mask searcher."""
     uses_sparsity: ClassVar[bool] = False

@@ -37,6 +37,7 @@ class Ditto(Method):
     """lambda: strength of the pull towards the round's starting weights."""
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
+    personal_is_own: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 
@@ -24,7 +25,7 @@ class ClientStates(MutableMapping[int, ClientState]):
         files (TMPDIR), which nobody else sees and which ends with the process."""
         self._file = _StateFile()
         self._memory = memory
-        self._records: dict[int, Mapping[str, Item | Stored]] = {}
+        self._records: dict[int, Held] = {}
         self._sharers: dict[int, int] = {}
         """How many clients have an item that is in memory, by its id."""
         self._held = 0
@@ -36,15 +37,16 @@ class ClientStates(MutableMapping[int, ClientState]):
         other._records, other._sharers = dict(self._records), dict(self._sharers)
         return other
 
-    def at_rest(self) -> dict[int, Mapping[str, Item | Stored]]:
+    def at_rest(self) -> dict[int, Held]:
         """All states as they are held, what is in the file unread: they stay what they are while this dict lives."""
         return dict(self._records)
 
     def __getitem__(self, client: int) -> ClientState:
-        record = self._records[client]
-        return ClientState(
-            {name: item.read() if isinstance(item, Stored) else item for name, item in record.items()}
-        )
+        return at_hand(self._records[client])
+
+    def held(self, client: int) -> Held:
+        """A client's state as it is held: what is in the file is unread."""
+        return self._records[client]
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         self._let_go(client)
@@ -146,6 +148,27 @@ class Stored:
 
     def __del__(self) -> None:
         self.file.free(self.place, self.size)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process travels what is in the file."""
+        return _arrived, (self.read(),)
+
+
+Held: TypeAlias = Mapping[str, Item | Stored]
+"""A state, perhaps with items that are read from the file only when they are needed."""
+
+
+def at_hand(state: Held) -> ClientState:
+    """A state with all its items read."""
+    if isinstance(state, ClientState):
+        return state
+    return ClientState(
+        {name: item.read() if isinstance(item, Stored) else item for name, item in state.items()}
+    )
+
+
+def _arrived(item: Item) -> Item:
+    return item
 
 
 def _tensor(item: Item) -> torch.Tensor:

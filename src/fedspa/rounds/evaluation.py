@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,8 +11,9 @@ import torch
 
 from fedspa.client_state import ClientState
 from fedspa.data.batches import Pixels
-from fedspa.records import Spread
+from fedspa.rounds.client_states import Held
 from fedspa.rounds.requests import Predict
+from fedspa.rounds.scores import ClientScores, Kept
 
 Metric = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """(predicted [K, n], target [K, n], classes) -> percent [K]; int64, rows padded with -1 in the target."""
@@ -28,8 +28,8 @@ class Model:
 
     kind: str
     """global, or personal."""
-    state: ClientState = field(default_factory=ClientState)
-    """Of the client whose personal model it is."""
+    state: Held = field(default_factory=ClientState)
+    """Of the client whose personal model it is; read from the file only when the model is made."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,14 +115,12 @@ def score_one(
 def score_models(
     evaluators: Sequence[Evaluator],
     models: Sequence[tuple[Model, Sequence[int]]],
-    count: int,
     run: Callable[[Sequence[PredictionBatch]], Iterable[torch.Tensor]],
-) -> dict[str, Scores]:
+) -> Kept:
     """Scores by kind of model, on every set of images.
 
     Args:
         models: each with the clients that it is a model of; of a kind, a client has at most one.
-        count: how many clients there are; those without a model of a kind have no score (NaN) of that kind.
         run: has the jobs done and gives the classes (int64 [n]) that each predicts, in their order.
     """
     tests = [
@@ -136,28 +134,9 @@ def score_models(
     for model, clients, number, batches in tests:
         classes = torch.cat(list(islice(answers, len(batches))))
         predictions.setdefault((model.kind, number), []).append((clients, classes))
-    scores: dict[str, Scores] = {}
+    scores: Kept = {}
     for (kind, number), by_model in predictions.items():
-        whose = np.concatenate([clients for clients, _ in by_model])
+        whose = [client for clients, _ in by_model for client in clients]
         for metric, values in evaluators[number].score(by_model).items():
-            scores.setdefault(kind, {})[metric] = np.full(count, np.nan)
-            scores[kind][metric][whose] = values
+            scores.setdefault(kind, {})[metric] = ClientScores().updated(whose, values)
     return scores
-
-
-def spread(scores: np.ndarray) -> Spread:
-    """Unweighted mean over clients, population standard deviation, 10th percentile, and the worst tenth's mean.
-
-    `scores`: float64 [clients], NaN where a client has none (yet); at least one has.
-    """
-    known = np.sort(scores[~np.isnan(scores)])
-    worst = known[: math.ceil(len(known) / 10)]
-    return Spread(
-        mean=float(known.mean()),
-        std=float(known.std()),
-        p10=float(np.percentile(known, 10)),
-        worst_decile=float(worst.mean()),
-        min=float(known[0]),
-        max=float(known[-1]),
-        clients=len(known),
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,17 +12,19 @@ import torch
 
 from fedspa.client_state import ClientState, Item
 from fedspa.errors import UserError
+from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Origin, Visit, VisitSize
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.merge import Merge
 from fedspa.records import Costs, RoundRecord, Spread
-from fedspa.rounds.client_states import ClientStates
+from fedspa.rounds.client_states import ClientStates, Held
 from fedspa.rounds.clock import Clock
-from fedspa.rounds.evaluation import Model, Scores, score_models, spread
+from fedspa.rounds.evaluation import Model, Scores, score_models
 from fedspa.rounds.events import RoundEvents
 from fedspa.rounds.faults import Fault, FaultModel
 from fedspa.rounds.sampling import sample_clients, sample_tested
-from fedspa.rounds.visitor import Call, FineTuning, Lost, Outcome, Visitor
+from fedspa.rounds.scores import ClientScores, Kept, merged
+from fedspa.rounds.visitor import Call, FineTuning, Lost, Visitor
 from fedspa.running.executor import Executor
 from fedspa.settings import EvalSettings, FederationSettings
 from fedspa.weights import all_finite
@@ -44,20 +46,14 @@ class FederationState:
     """What the same visits would have cost FedAvg."""
     events: dict[str, int] = field(default_factory=dict)
     """How many there were of each kind."""
-    scores: dict[str, Scores] = field(default_factory=dict)
-    """Latest scores by kind of model and metric: float64 [clients], NaN where a client has none."""
+    scores: Kept = field(default_factory=dict)
+    """The latest ones."""
+    changed: set[int] = field(default_factory=set)
+    """The clients whose state has changed since personal models were tested last."""
 
     def draft(self) -> FederationState:
         """A state to work on, while this one stays as it is."""
-        return replace(
-            self,
-            clients=self.clients.copy(),
-            visits=dict(self.visits),
-            scores={
-                kind: {metric: values.copy() for metric, values in by_metric.items()}
-                for kind, by_metric in self.scores.items()
-            },
-        )
+        return replace(self, clients=self.clients.copy(), visits=dict(self.visits), changed=set(self.changed))
 
 
 class FederatedLoop:
@@ -86,7 +82,8 @@ class FederatedLoop:
         self._state_memory = state_memory
         self._visitor, self._executor, self._origin, self._on_visit = visitor, executor, origin, on_visit
         self._federation, self._evaluation, self._method = federation, evaluation, visitor.method
-        self._tested = sample_tested(visitor.seed, federation.clients, evaluation.clients)
+        self.tested = sample_tested(visitor.seed, federation.clients, evaluation.clients)
+        """The clients whose global and personal models are tested."""
         self._dense = FedAvg(name="fedavg")  # what the same visits would have cost
         self._faults = FaultModel(
             visitor.faults,
@@ -106,9 +103,14 @@ class FederatedLoop:
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values, tensors and masks, for a checkpoint."""
         state, first = self.state, dict(self._method.first_state(0, self._origin))
-        facts = {f: getattr(state, f) for f in ("weights", "round", "visits", "events", "scores")}
+        facts = {f: getattr(state, f) for f in ("weights", "round", "visits", "events")}
         # `first`, so that clients who still share the first state go on sharing it with those never visited.
         return facts | {
+            "scores": {
+                kind: {metric: [scores.clients, scores.values] for metric, scores in by_metric.items()}
+                for kind, by_metric in state.scores.items()
+            },
+            "changed": sorted(state.changed),
             "costs": asdict(state.costs),
             "dense_costs": asdict(state.dense_costs),
             "clients": state.clients.at_rest(),
@@ -137,7 +139,11 @@ class FederatedLoop:
             events=dict(state["events"]),
             costs=Costs(**state["costs"]),
             dense_costs=Costs(**state["dense_costs"]),
-            scores={kind: dict(by_metric) for kind, by_metric in state["scores"].items()},
+            scores={
+                kind: {metric: ClientScores(*columns) for metric, columns in by_metric.items()}
+                for kind, by_metric in state["scores"].items()
+            },
+            changed=set(state["changed"]),
         )
 
     def client_state(self, client: int, state: FederationState | None = None) -> ClientState:
@@ -146,6 +152,18 @@ class FederatedLoop:
         if client in remembered:
             return remembered[client]
         return self._method.first_state(client, self._origin)
+
+    def _held(self, client: int, state: FederationState) -> Held:
+        """The same, unread where it lies in a file."""
+        if client in state.clients:
+            return state.clients.held(client)
+        return self._method.first_state(client, self._origin)
+
+    def mask(self, client: int) -> PackedMask:
+        """A client's mask, of a method that remembers one."""
+        mask = self.client_state(client).mask
+        assert mask is not None
+        return mask
 
     def density(self, client: int) -> float:
         """Share of the parameters that the client's mask keeps active; 1 where it has none."""
@@ -160,12 +178,13 @@ class FederatedLoop:
         )
         faults = self._faults.draw(t, participants)
         calls = [
-            Call(t, client, client not in state.visits, self.client_state(client, state), faults.get(client))
+            Call(t, client, client not in state.visits, self._held(client, state), faults.get(client))
             for client in participants
         ]
 
         merge = Merge(self._method.normaliser)
         costs = dense_costs = Costs()
+        local_scores: dict[int, Scores] = {}
         loss_sum, samples = 0.0, 0
         events = RoundEvents(self._visitor.faults, training, state.events, visits=len(calls))
         for call, answer in zip(calls, self._executor.run(calls, state.weights), strict=True):
@@ -181,13 +200,15 @@ class FederatedLoop:
             if visit.update is not None:
                 with clock("aggregate"):
                     merge.fold(visit.update, self._method.weight(rows), visit.holds)
-            self._remember(state, call.client, answer)
+            self._remember(state, call.client, visit)
+            local_scores[call.client] = answer.local_scores
             loss_sum += float(visit.loss) * visit.samples
             samples += visit.samples
 
         with clock("aggregate"):
             state.weights = _finite(merge.apply(state.weights), round=t + 1)
         state.round = t + 1
+        state.scores = merged(state.scores, {"local": _together(local_scores)})
         state.costs += costs
         state.dense_costs += dense_costs
         state.events = events.totals
@@ -218,47 +239,56 @@ class FederatedLoop:
             return self._dense.down_costs(size, None)
         return self._dense.visit_costs(size, None)
 
-    def _remember(self, state: FederationState, client: int, outcome: Outcome) -> None:
-        """Keep the client's next state and the scores of its local model."""
+    def _remember(self, state: FederationState, client: int, visit: Visit) -> None:
+        """Keep the client's next state."""
         known = self.client_state(client, state)
-        next_state = outcome.visit.state.sharing(known)
+        next_state = visit.state.sharing(known)
         if next_state is not known or client not in state.clients:
             state.clients[client] = next_state
         state.visits[client] = state.visits.get(client, 0) + 1
-        for metric, values in outcome.local_scores.items():
-            local = state.scores.setdefault("local", {})
-            if metric not in local:
-                local[metric] = np.full(self._federation.clients, np.nan)
-            local[metric][client] = values[0]
+        state.changed.add(client)
 
     def _test(self, state: FederationState) -> None:
         """Test the global and the personal model of the clients whose models are tested, where the method has them."""
         models: list[tuple[Model, Sequence[int]]] = []
         if "global" in self._method.kinds:
-            models.append((Model("global"), self._tested))
+            models.append((Model("global"), self.tested))
         if "personal" in self._method.kinds:
             sharers: dict[Any, tuple[Model, list[int]]] = {}  # clients with one state have one model
-            for client in self._tested:
-                own = self.client_state(client, state)
-                sharers.setdefault(own.identity, (Model("personal", own), []))[1].append(client)
+            for client in self._due(state):
+                own = self._held(client, state)
+                identity = tuple((name, id(item)) for name, item in own.items())
+                sharers.setdefault(identity, (Model("personal", own), []))[1].append(client)
             models += sharers.values()
+            state.changed = set()
         run = partial(self._executor.run, weights=state.weights)
-        state.scores |= score_models(self._visitor.evaluators, models, self._federation.clients, run)
+        state.scores = merged(state.scores, score_models(self._visitor.evaluators, models, run))
 
-    def finetune(self, epochs: int) -> Scores:
+    def _due(self, state: FederationState) -> Iterable[int]:
+        """The tested clients whose personal models may be others than when they were tested last."""
+        if self._method.personal_is_own and "personal" in state.scores:
+            return [client for client in self.tested if client in state.changed]
+        return self.tested
+
+    def finetune(self, epochs: int) -> dict[str, ClientScores]:
         """Scores, by metric, after every tested client trained a copy of the final global weights once more."""
-        jobs = [FineTuning(self.state.round, client, epochs) for client in self._tested]
+        jobs = [FineTuning(self.state.round, client, epochs) for client in self.tested]
         by_client = list(self._executor.run(jobs, self.state.weights))
-        scores = {}
-        for metric in by_client[0]:
-            scores[metric] = np.full(self._federation.clients, np.nan)
-            scores[metric][self._tested] = np.concatenate([one[metric] for one in by_client])
-        return scores
+        return _together(dict(zip(self.tested, by_client, strict=True)))
+
+
+def _together(scores: Mapping[int, Scores]) -> dict[str, ClientScores]:
+    """The scores of clients of whom each was asked for alone, by metric."""
+    metrics = next(iter(scores.values()), {})
+    return {
+        metric: ClientScores().updated(list(scores), np.concatenate([own[metric] for own in scores.values()]))
+        for metric in metrics
+    }
 
 
 def _spreads(state: FederationState) -> dict[str, dict[str, Spread]]:
     return {
-        kind: {metric: spread(values) for metric, values in by_metric.items()}
+        kind: {metric: scores.spread() for metric, scores in by_metric.items()}
         for kind, by_metric in state.scores.items()
     }
 

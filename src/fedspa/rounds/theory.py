@@ -7,7 +7,7 @@ looked at when its masks are final. Gradients are over all of a client's trainin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedspa.engines.base import Engine
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Visit
 from fedspa.records import TheoryRow
+from fedspa.rounds.client_states import at_hand
 from fedspa.rounds.visitor import Call
 
 
@@ -70,50 +71,81 @@ class TheoremCurves:
         if call.round % self._every:
             return
         moment = self._moments.setdefault(call.round, _Moment(weights.cpu()))
-        mask, next_mask = call.state.mask, visit.state.mask
+        mask, next_mask = at_hand(call.state).mask, visit.state.mask
         assert mask is not None and next_mask is not None
         moment.visits.append(_Visited(call.client, mask, next_mask, visit.local.cpu()))
 
     def rows(
-        self, engine: Engine, client_rows: Sequence[np.ndarray], final: Sequence[PackedMask]
-    ) -> list[TheoryRow]:
-        """The curves; `final[k]` is m*_k, `client_rows[k]` int64 the client's training rows."""
-        rows = [torch.from_numpy(own) for own in client_rows]
-        return [self._row(t, moment, engine, rows, final) for t, moment in sorted(self._moments.items())]
-
-    def _row(
         self,
-        t: int,
-        moment: _Moment,
         engine: Engine,
-        rows: Sequence[torch.Tensor],
-        final: Sequence[PackedMask],
-    ) -> TheoryRow:
-        weights = moment.weights.to(engine.device)
-        at_final = {}  # the gradient of F_k at m*_k * w_t, for the clients visited
+        client_rows: Sequence[np.ndarray],
+        final: Callable[[int], PackedMask],
+        clients: Sequence[int],
+    ) -> list[TheoryRow]:
+        """The curves.
+
+        Args:
+            client_rows: int64, the training rows of each client.
+            final: gives m*_k of client k.
+            clients: over whom the mean in the objective goes: all, or a sample of very many.
+        """
+        end = _End(engine, client_rows, final, clients)
+        return [end.row(t, moment) for t, moment in sorted(self._moments.items())]
+
+
+@dataclass(frozen=True)
+class _End:
+    """What a run ends with, and from where it looks back."""
+
+    engine: Engine
+    client_rows: Sequence[np.ndarray]
+    final: Callable[[int], PackedMask]
+    clients: Sequence[int]
+
+    def row(self, t: int, moment: _Moment) -> TheoryRow:
+        """What a remembered round looks like from here."""
+        weights = moment.weights.to(self.engine.device)
+        visited = {visit.client for visit in moment.visits}
+        references = {}
         objective = torch.zeros_like(weights)
-        for client, own in enumerate(rows):
-            mask = final[client].unpack(like=weights)
-            gradient = engine.full_gradient(mask * weights, own)
-            objective += mask * gradient / len(rows)
-            if any(client == visited.client for visited in moment.visits):
-                at_final[client] = mask, gradient
-        ratios = []
-        for visited in moment.visits:
-            mask = visited.mask.unpack(like=weights)
-            for point in (mask * weights, visited.local.to(weights)):
-                gradient = engine.full_gradient(point, rows[visited.client])
-                final_mask, reference = at_final[visited.client]
-                moved = (gradient - reference).square().sum()
-                if moved > 0:  # at the very point of reference the ratio says nothing
-                    ratios.append(float((mask * gradient - final_mask * reference).square().sum() / moved))
+        for client in self.clients:
+            mask, gradient = self._reference(client, weights)
+            objective += mask * gradient / len(self.clients)
+            if client in visited:
+                references[client] = mask, gradient
+        ratios: list[float] = []
+        for visit in moment.visits:
+            if visit.client not in references:
+                references[visit.client] = self._reference(visit.client, weights)
+            ratios += self._ratios(visit, weights, *references[visit.client])
+        steps = [distance(visit.mask, visit.next_mask) for visit in moment.visits]
+        lefts = [distance(visit.mask, self.final(visit.client)) for visit in moment.visits]
         return TheoryRow(
             round=t,
             gradient_norm_sq=float(objective.square().sum()),
-            mask_step=float(np.mean([distance(v.mask, v.next_mask) for v in moment.visits])),
-            mask_to_final=float(np.mean([distance(v.mask, final[v.client]) for v in moment.visits])),
+            mask_step=float(np.mean(steps)),
+            mask_to_final=float(np.mean(lefts)),
             p=max(ratios, default=None),
         )
+
+    def _reference(self, client: int, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """m*_k, and the gradient of F_k at m*_k * w_t."""
+        mask = self.final(client).unpack(like=weights)
+        return mask, self._gradient(client, mask * weights)
+
+    def _ratios(
+        self, visit: _Visited, weights: torch.Tensor, final_mask: torch.Tensor, reference: torch.Tensor
+    ) -> Iterator[float]:
+        """p_t of the first and the last point of a visit; at the very point of reference it says nothing."""
+        mask = visit.mask.unpack(like=weights)
+        for point in (mask * weights, visit.local.to(weights)):
+            gradient = self._gradient(visit.client, point)
+            moved = (gradient - reference).square().sum()
+            if moved > 0:
+                yield float((mask * gradient - final_mask * reference).square().sum() / moved)
+
+    def _gradient(self, client: int, point: torch.Tensor) -> torch.Tensor:
+        return self.engine.full_gradient(point, torch.from_numpy(self.client_rows[client]))
 
 
 def distance(one: PackedMask, other: PackedMask) -> float:

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from fedspa.client_state import ClientState
 from fedspa.costing.costs import NetworkCosts
 from fedspa.engines.base import Engine
 from fedspa.masks.base import MaskSearcher
 from fedspa.methods.base import ClientTask, Method, Visit, VisitSize
 from fedspa.randomness import generator, numpy_generator
 from fedspa.records import Costs
+from fedspa.rounds.client_states import Held, at_hand
 from fedspa.rounds.clock import Clock
 from fedspa.rounds.evaluation import Evaluator, PredictionBatch, Scores, score_one
 from fedspa.rounds.faults import Fault, damage
@@ -37,7 +37,8 @@ class Call:
     """From 0."""
     client: int
     first_visit: bool
-    state: ClientState
+    state: Held
+    """Read from the file only when the visit begins."""
     fault: Fault | None = None
     """A simulated fault that the visit meets."""
 
@@ -117,7 +118,7 @@ class Visitor:
     def _prediction(self, job: PredictionBatch, weights: torch.Tensor) -> Predict:
         """What the job asks for, of its model, which is made of the global weights [total]."""
         personal = job.model.kind == "personal"
-        model = self.method.personal(weights, job.model.state) if personal else weights
+        model = self.method.personal(weights, at_hand(job.model.state)) if personal else weights
         return self.evaluators[job.evaluator].request(model, job.rows)
 
     def _train(self, job: Call | FineTuning, weights: torch.Tensor, clock: Clock) -> Dialogue[Any]:
@@ -138,7 +139,7 @@ class Visitor:
             rows=torch.from_numpy(self.client_rows[call.client]),
             learning_rate=self.training.lr_at(call.round),
             weights=weights,
-            state=call.state,
+            state=at_hand(call.state),
             space=self.engine.space,
             network=self.network,
             training=self.training,

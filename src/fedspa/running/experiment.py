@@ -8,14 +8,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedspa import __version__
 from fedspa.config import Plan
 from fedspa.data.source import ImageSet
 from fedspa.partition.base import label_counts, partition_hash
 from fedspa.records import ACCURACY, VALIDATION, RoundRecord, RunInfo, RunResult
-from fedspa.rounds.evaluation import spread
+from fedspa.rounds.scores import ClientScores
 from fedspa.running.assembly import Federation, build
 from fedspa.running.interruption import Interruptions
 from fedspa.running.launch import launched
@@ -132,7 +130,7 @@ class _Run:
         finetuned = None
         if epochs and "global" in self._plan.method.kinds:
             scores["finetuned"] = loop.finetune(epochs)[ACCURACY]
-            finetuned = spread(scores["finetuned"])
+            finetuned = scores["finetuned"].spread()
         summary = self._history.summary(self._info, finetuned, self._state.seconds)
         return result(self._federation, scores, summary, self._info.many)
 
@@ -189,15 +187,14 @@ def describe(plan: Plan, federation: Federation, folder: Path, completed: int) -
 
 
 def result(
-    federation: Federation, scores: dict[str, np.ndarray], summary: dict[str, Any], many: bool
+    federation: Federation, accuracies: dict[str, ClientScores], summary: dict[str, Any], many: bool
 ) -> RunResult:
-    """Clients and tensors of a finished run. `scores`: accuracy in percent by kind, NaN where there is none."""
+    """Clients and tensors of a finished run. `accuracies`: by kind."""
     loop, rows, space = federation.loop, federation.rows, federation.space
+    scores = {kind: accuracy.dense(len(rows.train)) for kind, accuracy in accuracies.items()}
     theory = []
     if federation.curves:
-        final = [loop.client_state(client).mask for client in range(len(rows.train))]
-        final_masks = [mask for mask in final if mask is not None]
-        theory = federation.curves.rows(federation.visitor.engine, rows.train, final_masks)
+        theory = federation.curves.rows(federation.visitor.engine, rows.train, loop.mask, loop.tested)
     return RunResult(
         summary=summary,
         clients=[] if many else client_rows(loop, rows, scores),

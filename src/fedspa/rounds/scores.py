@@ -1,0 +1,66 @@
+"""The scores of those clients that have one: kept without a place for each of very many others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedspa.records import Spread
+
+
+@dataclass(frozen=True, eq=False)
+class ClientScores:
+    """A score, in percent, of some of a federation's clients. Never written into."""
+
+    clients: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """int64 [n], ascending, each once."""
+    values: np.ndarray = field(default_factory=lambda: np.empty(0))
+    """float64 [n]; NaN where a metric says that there is none."""
+
+    def updated(self, clients: Sequence[int] | np.ndarray, values: np.ndarray) -> ClientScores:
+        """With the scores `values` [n] of `clients`, each once, in place of what they had."""
+        own = np.asarray(clients, np.int64)
+        stay = np.isin(self.clients, own, invert=True)
+        everyone = np.concatenate([self.clients[stay], own])
+        order = np.argsort(everyone)
+        return ClientScores(everyone[order], np.concatenate([self.values[stay], values])[order])
+
+    def dense(self, count: int) -> np.ndarray:
+        """float64 [count]: by client, NaN where one has none."""
+        values = np.full(count, np.nan)
+        values[self.clients] = self.values
+        return values
+
+    def spread(self) -> Spread:
+        """Unweighted mean over clients, population standard deviation, 10th percentile, the worst tenth's mean.
+
+        At least one client has a score.
+        """
+        known = np.sort(self.values[~np.isnan(self.values)])
+        worst = known[: math.ceil(len(known) / 10)]
+        return Spread(
+            mean=float(known.mean()),
+            std=float(known.std()),
+            p10=float(np.percentile(known, 10)),
+            worst_decile=float(worst.mean()),
+            min=float(known[0]),
+            max=float(known[-1]),
+            clients=len(known),
+        )
+
+
+Kept = dict[str, dict[str, ClientScores]]
+"""By kind of model and metric."""
+
+
+def merged(kept: Kept, found: Kept) -> Kept:
+    """`kept` with what was found since, neither of them written into."""
+    result = {kind: dict(by_metric) for kind, by_metric in kept.items()}
+    for kind, by_metric in found.items():
+        for metric, scores in by_metric.items():
+            own = result.setdefault(kind, {})
+            own[metric] = own.get(metric, ClientScores()).updated(scores.clients, scores.values)
+    return result
