@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -56,11 +56,8 @@ class CostReport:
         """Training rows of each client, its validation rows not among them: equal shares, to within one row."""
         source, clients = self.plan.dataset, self.plan.settings.federation.clients
         share, rest = divmod(source.effective_train_size, clients)
-        return self.training_rows([share + (client < rest) for client in range(clients)])
-
-    def training_rows(self, held: Sequence[int]) -> list[int]:
-        """What is left for training of the rows that each client holds."""
-        return [rows - held_out(rows, self.plan.dataset.val_fraction) for rows in held]
+        held = [share + (client < rest) for client in range(clients)]
+        return [rows - held_out(rows, source.val_fraction) for rows in held]
 
     @cached_property
     def visits(self) -> Counter[tuple[int, bool]]:
@@ -101,16 +98,12 @@ class CostReport:
 
     @property
     def finetune_flops(self) -> int:
-        """The final fine-tuning of every client, which the totals leave out: 0 where there is none."""
-        return self.finetuning(self.client_sizes)
-
-    def finetuning(self, client_sizes: Sequence[int]) -> int:
-        """FLOPs of fine-tuning the dense global model, for the tested ones of clients with so many training rows."""
-        settings = self.plan.settings
+        """Fine-tuning the dense global model by every tested client, which the totals leave out: 0 without it."""
+        settings, sizes = self.plan.settings, self.client_sizes
         if "global" not in self.plan.method.kinds:
             return 0
-        tested = sample_tested(settings.seed, len(client_sizes), settings.eval.clients)
-        samples = [settings.training.samples(client_sizes[k], settings.finetune.epochs) for k in tested]
+        tested = sample_tested(settings.seed, len(sizes), settings.eval.clients)
+        samples = [settings.training.samples(sizes[k], settings.finetune.epochs) for k in tested]
         return self.network.training_flops(None, sum(samples))
 
     @property

@@ -122,8 +122,8 @@ class Visit:
     """The coordinates [total] that the update speaks of, zeros and ones; None: all."""
     state: ClientState = field(default_factory=ClientState)
     """What is remembered until the client's next visit."""
-    local: torch.Tensor
-    """The client's weights [total] right after its local training."""
+    local: torch.Tensor | None
+    """The client's weights [total] right after its local training; None once they were tested and nobody keeps them."""
     loss: torch.Tensor
     """float64 scalar on any device: the mean over the samples trained on."""
     samples: int

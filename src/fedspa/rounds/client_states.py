@@ -154,7 +154,7 @@ class Stored:
         return _arrived, (self.read(),)
 
 
-Held: TypeAlias = Mapping[str, Item | Stored]
+Held: TypeAlias = "Mapping[str, Item | Stored]"
 """A state, perhaps with items that are read from the file only when they are needed."""
 
 

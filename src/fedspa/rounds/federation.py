@@ -276,6 +276,12 @@ class FederatedLoop:
         by_client = list(self._executor.run(jobs, self.state.weights))
         return _together(dict(zip(self.tested, by_client, strict=True)))
 
+    def finetune_flops(self, epochs: int) -> int:
+        """What that takes, which the costs of the rounds leave out."""
+        training, rows = self._visitor.training, self._visitor.client_rows
+        samples = sum(training.samples(len(rows[client]), epochs) for client in self.tested)
+        return self._visitor.network.training_flops(None, samples)
+
 
 def _together(scores: Mapping[int, Scores]) -> dict[str, ClientScores]:
     """The scores of clients of whom each was asked for alone, by metric."""

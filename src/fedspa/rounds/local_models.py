@@ -31,6 +31,7 @@ class LocalModels:
 
     def remember(self, call: Call, weights: torch.Tensor, visit: Visit) -> None:
         """Keep what a visit left."""
+        assert visit.local is not None
         self._models[call.client] = LocalModel.pack(visit.local)
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -72,7 +72,7 @@ class TheoremCurves:
             return
         moment = self._moments.setdefault(call.round, _Moment(weights.cpu()))
         mask, next_mask = at_hand(call.state).mask, visit.state.mask
-        assert mask is not None and next_mask is not None
+        assert mask is not None and next_mask is not None and visit.local is not None
         moment.visits.append(_Visited(call.client, mask, next_mask, visit.local.cpu()))
 
     def rows(

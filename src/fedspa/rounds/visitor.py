@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -53,6 +53,9 @@ class FineTuning:
     epochs: int
 
 
+OPTIONAL = ("holds", "local")
+"""What a visit leaves beside its update that not every run has a use for."""
+
 Job: TypeAlias = Call | FineTuning | PredictionBatch
 """What can be done by whoever has the network, the data and the global weights."""
 
@@ -99,6 +102,8 @@ class Visitor:
     link: Link | None = None
     """Takes all that a visit sends through the wire format."""
     faults: FaultSettings = field(default_factory=FaultSettings)
+    wanted: Collection[str] = OPTIONAL
+    """Which of these vectors [total] of a visit are wanted after it; the others need not travel between processes."""
 
     def perform(self, jobs: Sequence[Job], weights: torch.Tensor) -> list[Any]:
         """Do jobs side by side from the global weights [total]: the outcome of each visit (or what was lost of it), the
@@ -148,10 +153,13 @@ class Visitor:
         )
         made = yield from self._made(task, call.fault)
         taken = self._taken(task, made) if isinstance(made, Visit) else made
-        if isinstance(taken, Lost) or "local" not in self.method.kinds:
+        if isinstance(taken, Lost):
             return taken
-        scores = yield from score_one(self.evaluators, taken.visit.local, [call.client])
-        return replace(taken, local_scores=scores)
+        scores: Scores = {}
+        if "local" in self.method.kinds and taken.visit.local is not None:
+            scores = yield from score_one(self.evaluators, taken.visit.local, [call.client])
+        unwanted: dict[str, Any] = {name: None for name in OPTIONAL if name not in self.wanted}
+        return replace(taken, visit=replace(taken.visit, **unwanted), local_scores=scores)
 
     def _made(self, task: ClientTask, fault: Fault | None) -> Dialogue[Visit | Lost]:
         """The method's visit as it arrives at the server, over the link where there is one."""

@@ -31,7 +31,7 @@ from fedspa.rounds.federation import FederatedLoop
 from fedspa.rounds.link import Link
 from fedspa.rounds.local_models import LocalModels
 from fedspa.rounds.theory import TheoremCurves
-from fedspa.rounds.visitor import Call, Visitor
+from fedspa.rounds.visitor import OPTIONAL, Call, Visitor
 from fedspa.running.executor import Executor, InProcess, Workers, can_fork, usable_cores
 from fedspa.running.interruption import Interruptions
 from fedspa.running.launch import ALONE, Launch
@@ -130,6 +130,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
             if keeper:
                 keeper.remember(call, weights, visit)
 
+    wanted = {"holds": plan.method.normaliser == "holders", "local": bool(local_models or curves)}
     visitor = Visitor(
         seed=settings.seed,
         training=settings.training,
@@ -141,6 +142,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
         client_rows=rows.train,
         link=Link(space, settings.federation.wire) if settings.federation.wire else None,
         faults=settings.faults,
+        wanted=[name for name in OPTIONAL if wanted[name]],
     )
     executor = _executor(plan, visitor, origin, launch)
     if group.size > 1:

@@ -127,11 +127,12 @@ class _Run:
         """What follows the last round: fine-tuning, and the results."""
         loop, epochs = self._federation.loop, self._plan.settings.finetune.epochs
         scores = {kind: by_metric[ACCURACY] for kind, by_metric in loop.state.scores.items()}
-        finetuned = None
+        finetuned, finetune_flops = None, 0
         if epochs and "global" in self._plan.method.kinds:
             scores["finetuned"] = loop.finetune(epochs)[ACCURACY]
             finetuned = scores["finetuned"].spread()
-        summary = self._history.summary(self._info, finetuned, self._state.seconds)
+            finetune_flops = loop.finetune_flops(epochs)
+        summary = self._history.summary(self._info, finetuned, self._state.seconds, finetune_flops)
         return result(self._federation, scores, summary, self._info.many)
 
     def _write(self, *, only_if_due: bool = False) -> None:

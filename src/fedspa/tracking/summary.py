@@ -78,8 +78,13 @@ class History:
                 if round is None and spread.mean >= target:
                     reached[target] = record.round
 
-    def summary(self, info: RunInfo, finetuned: Spread | None, total_seconds: float) -> dict[str, Any]:
-        """The summary of a finished run; accuracies in percent, traffic in bytes, by kind of model."""
+    def summary(
+        self, info: RunInfo, finetuned: Spread | None, total_seconds: float, finetune_flops: int = 0
+    ) -> dict[str, Any]:
+        """The summary of a finished run; accuracies in percent, traffic in bytes, by kind of model.
+
+        `finetune_flops`: of the final fine-tuning, which the total leaves out.
+        """
         final: dict[str, Spread | None] = {
             kind: mean_spread([spreads[kind] for spreads in self._final if kind in spreads])
             for kind in KINDS
@@ -112,7 +117,7 @@ class History:
                 "search": costs.search_flops,
                 "total": costs.flops,
                 "dense_total": dense.flops,
-                "finetune": _finetune_flops(info) if finetuned else 0,
+                "finetune": finetune_flops,
             },
             "engine": info.engine,
             "seconds": {**self._seconds, "compile": info.compile_seconds, "total": total_seconds},
@@ -122,17 +127,3 @@ class History:
             "partition_hash": info.partition_hash,
             "version": info.version,
         }
-
-
-def _finetune_flops(info: RunInfo) -> int:
-    """FLOPs of the final fine-tuning, which `total` leaves out: from the config alone, as costs.py counts them."""
-    from omegaconf import OmegaConf
-
-    from fedspa.config import check
-    from fedspa.costing.cost_report import CostReport
-
-    facts = {
-        key: value for key, value in info.config["dataset"].items() if key != "path"
-    }  # it may have gone by now
-    report = CostReport.of(check(OmegaConf.create(info.config | {"dataset": facts, "loggers": {}})))
-    return report.finetuning(report.training_rows([len(rows) for rows in info.partition_rows]))
