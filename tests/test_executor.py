@@ -21,6 +21,7 @@ from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Visit
 from fedspa.records import Costs
 from fedspa.rounds.visitor import Call, Outcome
+from fedspa.running import executor
 from fedspa.running.executor import InProcess, Workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forks on Linux")
@@ -177,3 +178,25 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_answers_that_wait_for_their_turn_are_few(monkeypatch, workers):
+    """Job 0, the smallest, would be begun last: all other answers would wait for it."""
+    monkeypatch.setattr(executor, "AHEAD", 4)
+    waiting, most = 0, 0
+    receive = workers._receive
+
+    def counted(link):
+        nonlocal waiting, most
+        waiting += 1
+        most = max(most, waiting)
+        return receive(link)
+
+    monkeypatch.setattr(workers, "_receive", counted)
+    clients = [9, *range(8), *range(8)]
+    for client, outcome in zip(
+        clients, workers.run([call(c) for c in clients], torch.zeros(TOTAL)), strict=True
+    ):
+        waiting -= 1
+        assert outcome.visit.local[0] == client
+    assert most <= 4 and waiting == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import heapq
 import io
 import mmap
 import multiprocessing
@@ -24,6 +25,10 @@ from fedspa.running.remote_errors import portable
 
 _PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
+
+
+AHEAD = 64
+"""Answers of a round that wait for their turn at most."""
 
 
 class Executor(Protocol):
@@ -79,29 +84,39 @@ class Workers:
             self._processes.append(process)
 
     def run(self, jobs: Sequence[Job], weights: torch.Tensor) -> Iterator[Any]:
-        """The largest jobs are begun first, so that no worker ends long after the others.
+        """The largest jobs are begun first, so that no worker ends long after the others; but none that is `AHEAD`
+        places or more from the next answer, so that few answers wait in memory for their turn.
 
         A job's exception is raised in its turn, as `InProcess` does. Raises `UserError` where a worker dies.
         """
         for link in list(self._due):  # of jobs that were given up, after an exception; they read the weights
             self._receive(link)
         self._weights.copy_(weights)
-        waiting = sorted(range(len(jobs)), key=lambda index: self._work(jobs[index]))
-        answers: dict[int, Any] = {}
-        for link in self._links[: len(jobs)]:
-            self._send(link, waiting.pop(), jobs)
+        idle, answers = list(self._links), dict[int, Any]()
+        waiting: list[tuple[int, int]] = []  # a heap: the largest job first, of equal ones the earliest
+        known = 0
         for index in range(len(jobs)):
+            while known < min(index + AHEAD, len(jobs)):
+                heapq.heappush(waiting, (-self._work(jobs[known]), known))
+                known += 1
+            self._begin(jobs, waiting, idle)
             while index not in answers:
                 ready = wait(list(self._due))
                 for link in [link for link in self._due if link in ready]:
                     place, answer = self._receive(link)
                     answers[place] = answer
-                    if waiting:
-                        self._send(link, waiting.pop(), jobs)
+                    idle.append(link)
+                self._begin(jobs, waiting, idle)
             answer = answers.pop(index)
             if isinstance(answer, BaseException):
                 raise answer
             yield answer
+
+    def _begin(self, jobs: Sequence[Job], waiting: list[tuple[int, int]], idle: list[Connection]) -> None:
+        """Give the idle workers what waits."""
+        while idle and waiting:
+            _, place = heapq.heappop(waiting)
+            self._send(idle.pop(), place, jobs)
 
     def _send(self, link: Connection, place: int, jobs: Sequence[Job]) -> None:
         try:
