@@ -20,6 +20,20 @@ def choose(group: str, option: str) -> list[str]:
         return ["method=fedavg"]
     if group == "metric":
         return [f"metric=[{option}]" if option == "accuracy" else f"metric=[accuracy,{option}]"]
+    if (group, option) in (
+        ("dataset", "hub"),
+        ("dataset", "folder"),
+    ):  # told from the data, where they are not given
+        facts = [
+            "classes=2",
+            "channels=3",
+            "image_size=8",
+            "train_size=100",
+            "test_size=9",
+            "mean=[0.5]",
+            "std=[0.5]",
+        ]
+        return [f"dataset={option}", f"dataset.name={option}", *(f"dataset.{fact}" for fact in facts)]
     return [f"{group}={option}"]
 
 

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import json
 import re
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import asdict, dataclass, fields, make_dataclass, replace
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
@@ -99,6 +99,8 @@ def register(settings: type[Config] = Config) -> None:
     ConfigStore.instance().store(name="schema", node=schema)
     OmegaConf.register_new_resolver("project_root", lambda: str(project_root()), replace=True)
     OmegaConf.register_new_resolver("times", lambda one, other: one * other, replace=True)
+    OmegaConf.register_new_resolver("last_part", lambda path: Path(str(path or "folder")).name, replace=True)
+    OmegaConf.register_new_resolver("file_name", lambda name: str(name).replace("/", "--"), replace=True)
     OmegaConf.register_new_resolver("used_sparsity", _used_sparsity, replace=True)
 
 
@@ -144,7 +146,16 @@ def check(config: DictConfig) -> Plan:
         settings.sparsity = resolved["sparsity"] = 0.0
     plan = Plan(settings=settings, resolved=resolved, **parts)
     _check_together(plan)
-    return plan
+    return _described(plan)
+
+
+def _described(plan: Plan) -> Plan:
+    """The plan with all that its data says: last, for it may take a download."""
+    dataset = plan.dataset.described(getattr(plan.partition, "column", None))
+    if dataset is plan.dataset:
+        return plan
+    facts = {"_target_": plan.resolved["dataset"]["_target_"], **asdict(dataset)}
+    return replace(plan, dataset=dataset, resolved={**plan.resolved, "dataset": facts})
 
 
 def _check_together(plan: Plan) -> None:

@@ -147,6 +147,8 @@ class RunInfo:
     """Spent before the first round on compiling."""
     completed: int = 0
     """Rounds done before this start; more than 0 in a run that goes on from a checkpoint."""
+    remarks: tuple[str, ...] = ()
+    """What a user should be told of the data, a sentence each."""
     many: bool = False
     """Whether there are too many clients for a line of text and a picture's column each: arrays take their place."""
 

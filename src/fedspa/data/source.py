@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from fedspa.errors import UserError, check_choice, check_range
@@ -45,6 +46,8 @@ class ImageSet:
 
     images: torch.Tensor
     labels: torch.Tensor
+    groups: np.ndarray | None = None
+    """What natural partitions go by, such as the writer of each image: str [N], where the source knows it."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -56,6 +59,8 @@ class ImageData:
 
     train: ImageSet | MadeImages
     test: ImageSet | MadeImages
+    class_names: tuple[str, ...] = ()
+    """In the order of the labels, where the source knows them."""
 
 
 @dataclass(kw_only=True)
@@ -84,6 +89,17 @@ class ImageSource(ABC):
     """exact: that many, by largest remainder. ceil: each class's share rounded up, as related code does."""
 
     def __post_init__(self) -> None:
+        self.check_settings()
+        self.check_facts()
+
+    def check_settings(self) -> None:
+        """Raise `UserError` for a setting that is wrong whatever the data is."""
+        check_range("dataset.val_fraction", self.val_fraction, low=0, high=1, high_open=True)
+        check_range("dataset.client_test_images", self.client_test_images, low=1)
+        check_choice("dataset.client_test_rounding", self.client_test_rounding, ("exact", "ceil"))
+
+    def check_facts(self) -> None:
+        """Raise `UserError` for facts that cannot be, and for settings that do not go with them."""
         check_range("dataset.classes", self.classes, low=2)
         check_range("dataset.channels", self.channels, low=1)
         check_range("dataset.image_size", self.image_size, low=1)
@@ -91,9 +107,6 @@ class ImageSource(ABC):
         check_range("dataset.test_size", self.test_size, low=1)
         check_range("dataset.train_rows", self.effective_train_size, low=1, high=self.train_size)
         check_range("dataset.test_rows", self.effective_test_size, low=1, high=self.test_size)
-        check_range("dataset.val_fraction", self.val_fraction, low=0, high=1, high_open=True)
-        check_range("dataset.client_test_images", self.client_test_images, low=1)
-        check_choice("dataset.client_test_rounding", self.client_test_rounding, ("exact", "ceil"))
         check_range(
             "dataset.augmentation.crop_padding", self.augmentation.crop_padding, high=self.image_size - 1
         )
@@ -116,13 +129,26 @@ class ImageSource(ABC):
         """Test images in use."""
         return self.test_size if self.test_rows is None else self.test_rows
 
+    def described(self, group_by: str | None) -> ImageSource:
+        """The same source with every fact stated, read from the data where the config left it open.
+
+        group_by: the column that the partition goes by. Raises `UserError` where the data cannot be had.
+        """
+        return self
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a user should be told of the data when a run begins, a sentence each."""
+        return []
+
     @abstractmethod
     def read(self, split: str) -> ImageSet:
         """The first `rows_to_read` images of "train" or "test"; broken data raises `UserError`."""
 
     def load(self) -> ImageData:
         """Both splits, checked against the declared facts; a difference raises `UserError`."""
-        return ImageData(**{split: self._checked(split, self.read(split)) for split in SPLITS})
+        train, test = (self._checked(split, self.read(split)) for split in SPLITS)
+        return ImageData(train, test)
 
     def rows_to_read(self, split: str, found: int, where: str) -> int:
         """How many of the `found` rows of a split are used; refused where they are not what is declared.

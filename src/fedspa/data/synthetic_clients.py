@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 
 from fedspa.data.made import MadeImages
-from fedspa.data.source import SPLITS, ImageData, ImageSet
+from fedspa.data.source import ImageData, ImageSet
 from fedspa.data.synthetic import SyntheticImages
 from fedspa.errors import UserError, check_range
 from fedspa.randomness import generator, numpy_generator
@@ -63,7 +63,7 @@ class SyntheticClients(SyntheticImages):
             make = lru_cache(KEPT)(lambda client: self.images_of(split, client))
             return MadeImages(make, self.clients, each, self.channels, self.image_size)
 
-        return ImageData(**{split: made(split) for split in SPLITS})
+        return ImageData(made("train"), made("test"))
 
     def read(self, split: str) -> ImageSet:
         """All images of a split at once, for federations that are small enough."""

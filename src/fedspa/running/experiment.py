@@ -183,6 +183,7 @@ def describe(plan: Plan, federation: Federation, folder: Path, completed: int) -
         engine=federation.visitor.engine.name,
         compile_seconds=federation.visitor.engine.compile_seconds,
         completed=completed,
+        remarks=tuple(plan.dataset.remarks),
         many=many,
     )
 

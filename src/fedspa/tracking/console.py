@@ -51,6 +51,8 @@ class ConsoleView:
             f"{info.config.get('name', 'run')}: {info.clients} clients, {info.rounds} rounds",
             style="bold",
         )
+        for remark in info.remarks:
+            self._say(remark)
         if info.compile_seconds:
             self._say(f"Compiled local training in {_duration(info.compile_seconds)}")
         if info.completed:

@@ -1,0 +1,307 @@
+"""dataset=hub against a stand-in of the hub on 127.0.0.1: the real download code, and what goes wrong with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tables
+from hub_server import Hub, environment, redirect, served
+
+from fedspa.config import Plan
+from fedspa.data import hub_table, tabular
+from fedspa.data.source import ImageData, ImageSet
+from fedspa.data.tabular import TableImages
+from fedspa.errors import UserError
+
+Planner = Callable[..., Plan]
+TRAIN, TEST = "data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"
+PETS = "dataset.name=org/pets"
+
+
+def pets(train: int = 30, test: int = 9, seed: int = 0) -> dict[str, bytes]:
+    """The files of a data set of three classes, written by five writers."""
+
+    def split(count: int, seed: int) -> bytes:
+        images = [tables.encoded(p) for p in tables.pixels(count, seed=seed)]
+        return tables.parquet(
+            images, label=[i % 3 for i in range(count)], writer=[f"w{i % 5}" for i in range(count)]
+        )
+
+    return {"README.md": b"---\nlicense: mit\n---\n", TRAIN: split(train, seed), TEST: split(test, seed + 50)}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with served() as hub:
+        redirect(monkeypatch, hub, tmp_path)
+        forget()
+        yield hub
+
+
+def forget() -> None:
+    """As a new process: nothing is remembered but what lies in the caches on the disk."""
+    from huggingface_hub import HfFileSystem, _tree_cache
+
+    hub_table.commit_of.cache_clear()
+    for memory in (
+        hub_table._builders,
+        tabular._opened,
+        tabular._described,
+        _tree_cache._IN_MEMORY_TREE_CACHE,
+    ):
+        memory.clear()  # type: ignore[attr-defined]
+    HfFileSystem.clear_instance_cache()
+
+
+def load(plan: Planner, *overrides: str) -> tuple[TableImages, ImageSet, ImageSet]:
+    source = plan("dataset=hub", *(overrides or [PETS])).dataset
+    data = source.load()
+    assert isinstance(source, TableImages) and isinstance(data, ImageData)
+    assert isinstance(data.train, ImageSet) and isinstance(data.test, ImageSet)
+    return source, data.train, data.test
+
+
+def test_a_data_set_is_downloaded_once_described_and_pinned(hub: Hub, plan: Planner) -> None:
+    commit = hub.publish("org/pets", pets())
+    source, train, test = load(plan)
+    facts = (source.classes, source.channels, source.image_size, source.train_size, source.test_size)
+    assert facts == (3, 3, 8, 30, 9)
+    assert isinstance(source, hub_table.HubTable)
+    assert (source.revision, source.subset) == (commit, "default")
+    assert np.array_equal(train.images.permute(0, 2, 3, 1), tables.pixels(30))
+    assert np.array_equal(test.images.permute(0, 2, 3, 1), tables.pixels(9, seed=50))
+    assert train.labels.tolist() == [i % 3 for i in range(30)]
+    assert source.load().class_names == tuple(tables.NAMES)
+    assert hub.downloads(TRAIN) == hub.downloads(TEST) == [None]
+    forget()
+    _, again, _ = load(plan)
+    assert again.images.equal(train.images)
+    assert hub.downloads(TRAIN) == [None]
+
+
+def test_a_recorded_revision_asks_nobody(hub: Hub, plan: Planner) -> None:
+    old = hub.publish("org/pets", pets())
+    first = plan("dataset=hub", PETS)
+    _, train, _ = load(plan)
+    new = hub.publish("org/pets", pets(seed=1))
+    forget()
+    assert plan("dataset=hub", PETS).resolved["dataset"]["revision"] == new
+    assert plan("dataset=hub", PETS).config_hash != first.config_hash
+    forget()
+    hub.asked.clear()
+    _, again, _ = load(plan, PETS, f"dataset.revision={old}", "dataset.subset=default")
+    assert not hub.asked
+    assert again.images.equal(train.images)
+
+
+def test_without_a_network_the_cache_serves(
+    hub: Hub, plan: Planner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import datasets
+    from huggingface_hub import constants
+
+    hub.publish("org/pets", pets())
+    first, train, _ = load(plan)
+    forget()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    hub.asked.clear()
+    second, again, _ = load(plan)
+    assert not hub.asked
+    assert (second, again.images.equal(train.images)) == (first, True)
+    with pytest.raises(
+        UserError, match="dataset.name=org/others is not in the cache, and the hub cannot be reached"
+    ):
+        load(plan, "dataset.name=org/others")
+    with pytest.raises(UserError, match="cannot be had in revision 0{40}.*: it is not in the cache"):
+        load(plan, PETS, f"dataset.revision={'0' * 40}")
+    with pytest.raises(UserError, match="dataset.subset=fine is no subset|cannot be had in revision"):
+        load(plan, PETS, "dataset.subset=fine")
+
+
+def test_a_hub_that_is_down_is_told_or_done_without(hub: Hub, plan: Planner) -> None:
+    hub.publish("org/pets", pets())
+    hub.failures["api/datasets/org/pets"] = [500] * 50
+    with pytest.raises(
+        UserError, match=r"dataset.name=org/pets is not in the cache, and the hub cannot be reached \("
+    ):
+        load(plan)
+    hub.failures.clear()
+    _, train, _ = load(plan)
+    forget()
+    hub.failures["/"] = [500] * 500
+    _, again, _ = load(plan)
+    assert again.images.equal(train.images)
+
+
+def test_a_download_that_is_cut_resumes_where_it_was(
+    hub: Hub, plan: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 512)  # what was received of a chunk is lost
+    hub.publish("org/pets", pets())
+    hub.failures[TRAIN] = [-3000, -1500]
+    _, train, _ = load(plan)
+    assert hub.downloads(TRAIN) == [None, "bytes=2560-", "bytes=3584-"]
+    assert np.array_equal(train.images.permute(0, 2, 3, 1), tables.pixels(30))
+
+
+def test_a_download_that_fails_goes_on_with_the_files_that_are_left(hub: Hub, plan: Planner) -> None:
+    hub.publish("org/pets", pets())
+    hub.failures[TEST] = [500] * 50
+    with pytest.raises(
+        UserError, match="org/pets cannot be downloaded .*500.*: whole files stay, and the same command"
+    ):
+        load(plan)
+    hub.failures.clear()
+    forget()
+    hub.asked.clear()
+    load(plan)
+    assert not hub.downloads(TRAIN)
+    assert hub.downloads(TEST) == [None]
+
+
+@pytest.mark.parametrize(
+    "name, sentence",
+    [
+        (
+            "org/pest",
+            r"dataset.name=org/pest is no data set of the hub that you may see: did you mean org/pets\?",
+        ),
+        (
+            "nobody/pets",
+            r"dataset.name=nobody/pets is no data set .* \(private ones need hf auth login or HF_TOKEN\)",
+        ),
+        ("a/b/c", "dataset.name=a/b/c is no name on the hub: it must be <organisation/name>"),
+        ("''", "dataset=hub needs dataset.name="),
+    ],
+)
+def test_a_name_that_is_none_is_told(hub: Hub, plan: Planner, name: str, sentence: str) -> None:
+    hub.publish("org/pets", pets())
+    with pytest.raises(UserError, match=sentence):
+        load(plan, f"dataset.name={name}")
+
+
+@pytest.mark.parametrize("gate", [401, 403])
+def test_a_gated_data_set_is_told(hub: Hub, plan: Planner, gate: int) -> None:
+    hub.publish("org/pets", pets())
+    hub.repositories["org/pets"].gate = gate
+    with pytest.raises(
+        UserError, match="dataset.name=org/pets is gated: ask for access on its page .* hf auth login"
+    ):
+        load(plan)
+
+
+@pytest.mark.parametrize(
+    "override, sentence",
+    [
+        ("dataset.image=image", r"dataset.image=image is no column of .*, split train: did you mean img\?"),
+        (
+            "dataset.image=label",
+            "dataset.image=label is no image column of .* .it holds int64.: valid are img",
+        ),
+        ("dataset.label=lable", r"dataset.label=lable is no column of .*: did you mean label\?"),
+        (
+            "dataset.label=weight",
+            "dataset.label=weight is no column of whole numbers or names of .* .it holds float64",
+        ),
+        ("dataset.revision=v2", "dataset.revision=v2 is no branch, tag or commit of org/pets"),
+        (
+            "dataset.subset=large",
+            r"dataset.subset=large is no subset of dataset.name=org/pets: valid are default",
+        ),
+        (
+            "dataset.test_split=validaton",
+            "dataset.test_split=validaton is no split of .*: valid are none, test, train",
+        ),
+    ],
+)
+def test_wrong_columns_and_splits_are_told(hub: Hub, plan: Planner, override: str, sentence: str) -> None:
+    images = [tables.encoded(p) for p in tables.pixels(6)]
+    file = tables.parquet(images, label=[0, 1, 2] * 2, weight=[0.5] * 6)
+    hub.publish("org/pets", {TRAIN: file, TEST: file})
+    with pytest.raises(UserError, match=sentence):
+        load(plan, PETS, override)
+
+
+def test_a_corrupt_image_is_named_with_its_row(hub: Hub, plan: Planner) -> None:
+    images: list[bytes | None] = [tables.encoded(p) for p in tables.pixels(6)]
+    good = tables.parquet(images, label=[0, 1, 2] * 2)
+    images[4] = b"no picture"
+    hub.publish("org/pets", {TRAIN: good, TEST: tables.parquet(images, label=[0, 1, 2] * 2)})
+    with pytest.raises(UserError, match=r"name=org/pets, split test, row 4 \(from 0\): cannot identify"):
+        load(plan)
+    images[4] = None
+    hub.publish("org/pets", {TRAIN: tables.parquet(images, label=[0, 1, 2] * 2), TEST: good})
+    forget()
+    with pytest.raises(
+        UserError, match=r"name=org/pets, split train, row 4 \(from 0\): its image cannot be read"
+    ):
+        load(plan)
+
+
+def test_labels_may_be_numbers_or_names(hub: Hub, plan: Planner) -> None:
+    images = [tables.encoded(p) for p in tables.pixels(4)]
+    train = tables.parquet(images, name=["b", "a", "b", "c"], number=[7, 3, 3, 12])
+    test = tables.parquet(images, name=["d", "a", "b", "c"], number=[7, 3, 3, 12])
+    hub.publish("org/pets", {TRAIN: train, TEST: test})
+    with pytest.raises(
+        UserError, match="split train has no column of class labels: set dataset.label to name or number"
+    ):
+        load(plan)
+    source, by_name, tested = load(plan, PETS, "dataset.label=name")
+    assert (source.classes, by_name.labels.tolist(), tested.labels.tolist()) == (
+        4,
+        [1, 0, 1, 2],
+        [3, 0, 1, 2],
+    )
+    source, by_number, _ = load(plan, PETS, "dataset.label=number")
+    assert (source.classes, by_number.labels.tolist()) == (3, [1, 0, 0, 2])
+    assert source.load().class_names == ("3", "7", "12")
+
+
+def test_labels_that_are_hidden_or_missing_are_told(hub: Hub, plan: Planner) -> None:
+    images = [tables.encoded(p) for p in tables.pixels(4)]
+    hub.publish("org/pets", {TRAIN: pets()[TRAIN], TEST: tables.parquet(images, label=[0, 1, -1, 2])})
+    with pytest.raises(
+        UserError, match=r"split test, row 2 \(from 0\): its label is -1, which stands for no class"
+    ):
+        load(plan)
+    assert load(plan, PETS, "dataset.test_split=none")[0].test_size == 6
+    hub.publish("org/pets", {TRAIN: tables.parquet(images, label=[0, 1, None, 2])})
+    forget()
+    with pytest.raises(UserError, match=r"split train, row 2 \(from 0\): dataset.label=label is empty there"):
+        load(plan)
+
+
+def test_a_whole_run_with_the_real_environment_then_one_without_a_network(tmp_path: Path) -> None:
+    """As a user has it: the hub's address and caches come from the environment."""
+
+    def train(folder: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        command = [
+            *(sys.executable, "src/train.py", "dataset=hub", PETS, "partition=iid", "logger=none"),
+            *("federation.clients=3", "federation.clients_per_round=2", "federation.rounds=1"),
+            f"hydra.run.dir={tmp_path / folder}",
+        ]
+        env = os.environ | environment(hub, tmp_path / "home") | changes
+        return subprocess.run(
+            command, env=env, capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=300
+        )
+
+    with served() as hub:
+        hub.publish("org/pets", pets())
+        first = train("first")
+        assert first.returncode == 0, first.stderr
+        assert "Data: 30 training and 9 test images of 3 x 8 x 8, 3 classes" in first.stdout
+        assert "HTTP Request" not in first.stderr
+    second = train("second", HF_HUB_OFFLINE="1")
+    assert second.returncode == 0, second.stderr
+    for name in ("rounds.csv", "config.yaml", "weights.safetensors"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
