@@ -31,6 +31,7 @@ from fedspa.engines import over_eager
 from fedspa.engines.choice import Auto, Compiled, Stacked, Workload
 from fedspa.engines.compiled import CompiledEngine
 from fedspa.engines.eager import EagerEngine
+from fedspa.engines.forward import Forward
 from fedspa.engines.stacked import StackedEngine
 from fedspa.errors import UserError
 from fedspa.masks.dst import DST
@@ -264,6 +265,21 @@ def test_predictions_are_the_same_ones(kind, tape, monkeypatch):
     other.answer([*asked()])
 
 
+def test_masks_are_searched_at_once_and_models_tested_side_by_side(monkeypatch):
+    """Of four clients, by an engine that takes three at a time: masks and local models, then the personal ones."""
+    searched, tested = [], []
+    search, forward = DST.next_masks, Forward.predict
+    monkeypatch.setattr(
+        DST, "next_masks", lambda self, asked: searched.append(len(asked)) or search(self, asked)
+    )
+    monkeypatch.setattr(
+        Forward, "predict", lambda self, asked: tested.append(len(asked)) or forward(self, asked)
+    )
+    run("fedspa-dst", ENGINES["stacked"], rounds=1).run()
+    assert searched == [3, 1]
+    assert tested == [3, 1, *(3, 3)]  # local ones; the global model in two batches, and four personal ones
+
+
 @pytest.mark.parametrize("kind", ENGINES)
 def test_gradients_are_recorded_when_they_are_asked_for(kind, tape):
     def recorded(workload: Workload, *requests: object) -> int:
@@ -273,7 +289,9 @@ def test_gradients_are_recorded_when_they_are_asked_for(kind, tape):
             "stacked": lambda: StackedEngine(eager, workload, clients=3, compiler=None),
             "compiled": lambda: CompiledEngine(eager, workload, compiler=None),
         }[kind]()
-        made.answer(requests)
+        for kinds in (Train, Gradient):
+            if asked := [request for request in requests if isinstance(request, kinds)]:
+                made.answer(asked)
         return tape.recorded
 
     training = requests(Train, epochs=1, learning_rate=0.1)

@@ -15,7 +15,7 @@ from fedspa.errors import UserError
 from fedspa.masks.base import SearchInput
 from fedspa.masks.dst import DST
 from fedspa.masks.initial import InitialMasks, random_mask
-from fedspa.masks.packed import PackedMask
+from fedspa.masks.packed import PackedMask, packed_by_shifts, unpacked_by_shifts
 from fedspa.masks.rsm import RSM
 from fedspa.masks.select import drop_and_grow, kth_by_topk, largest, smallest
 from fedspa.weights import ParameterSpace
@@ -53,6 +53,21 @@ def test_smallest_and_largest_agree_with_sorting(data, n):
     everywhere, listed = list(range(n)), scores.tolist()
     assert where(smallest(scores, k)) == lowest(listed, everywhere, k)
     assert where(largest(scores, k)) == lowest([-score for score in listed], everywhere, k)
+
+
+@relaxed
+@given(st.data(), st.integers(1, 20), st.integers(1, 4))
+def test_several_vectors_are_several_choices(data, n, count):
+    masks_, drop, grow = (
+        torch.stack([data.draw(kind(n)) for _ in range(count)]) for kind in (masks, vectors, vectors)
+    )
+    k = data.draw(st.integers(0, int(masks_.sum(1).min())))
+    together = drop_and_grow(masks_, drop, grow, k)
+    for found, *alone in zip(together, masks_, drop, grow, strict=True):
+        assert torch.equal(found, drop_and_grow(*alone, k))
+    if k:
+        on_gpu = kth_by_topk(drop, k)
+        assert torch.equal(on_gpu, torch.stack([kth_by_topk(one, k) for one in drop]))
 
 
 @relaxed
@@ -166,6 +181,32 @@ def test_dense_and_empty_tensors_stay_as_they_are(weights, gradient):
         assert torch.equal(after, mask)
 
 
+@pytest.mark.parametrize("at_once", [100, 40, 1], ids=["all", "two", "one"])
+@pytest.mark.parametrize("regrow", ["gradient", "random"])
+def test_clients_searched_at_once_get_the_masks_that_each_gets_alone(monkeypatch, regrow, at_once):
+    """Five clients, one of them with other counts than the rest; no more than fit into the memory together."""
+    monkeypatch.setattr("fedspa.masks.dst.SCORES_AT_ONCE", at_once)
+    counts = [(6, 3, 10), (6, 3, 10), (5, 3, 10), (6, 3, 10), (6, 3, 10)]
+
+    def searches() -> list[SearchInput]:
+        made = []
+        for client, active in enumerate(counts):
+            source = torch.Generator().manual_seed(client)
+            mask = random_mask(SPACE, active, source).float()
+            weights, gradient = (torch.randn(SPACE.total, generator=source) for _ in range(2))
+            asked = gradient if regrow == "gradient" else None
+            made.append(search(mask, mask * weights, asked, round=1, seed=client))
+        return made
+
+    dst = DST(name="dst", anneal_rounds=9, regrow=regrow)
+    alone = [dst.next_mask(one) for one in searches()]
+    assert len({tuple(mask.tolist()) for mask in alone}) == 5
+    for found, mask in zip(dst.next_masks(searches()), alone, strict=True):
+        assert torch.equal(found, mask)
+    rsm = RSM(name="rsm")
+    assert all(found is one.mask for one in searches() for found in rsm.next_masks([one]))
+
+
 def test_random_regrowth_asks_for_no_gradient_and_is_drawn_from_its_generator():
     dst = DST(name="dst", regrow="random")
     mask = random_mask(SPACE, (6, 2, 10), torch.Generator().manual_seed(0))
@@ -223,6 +264,8 @@ def test_packing_loses_nothing(mask, dtype):
     assert torch.equal(packed.unpack(like=torch.zeros(1, dtype=torch.float64)), mask.double())
     assert packed.density == mask.mean(dtype=torch.float64).item()
     assert packed == PackedMask.pack(mask)
+    assert torch.equal(packed_by_shifts(mask.bool()), packed.bits)  # as on a GPU
+    assert torch.equal(unpacked_by_shifts(packed.bits, len(mask)), mask.to(torch.uint8))
     flipped = mask.clone()
     flipped[-1] = 1 - flipped[-1]
     assert packed != PackedMask.pack(flipped)

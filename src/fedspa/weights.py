@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -49,8 +50,16 @@ class ParameterSpace:
 
     def count(self, mask: torch.Tensor) -> tuple[int, ...]:
         """Active parameters of each tensor under a mask [total] of zeros and ones."""
+        if mask.device.type != "cpu":  # where each tensor's own count would cost launches
+            return self.count_by_sums(mask)
         counts = torch.stack([piece.count_nonzero() for piece in self.split(mask)])
-        return tuple(counts.tolist())  # one transfer, not one a tensor
+        return tuple(counts.tolist())
+
+    def count_by_sums(self, mask: torch.Tensor) -> tuple[int, ...]:
+        """The same by one running sum over all tensors, on any device."""
+        sums = torch.nn.functional.pad(mask.bool().cumsum(0), (1, 0))
+        ends = torch.tensor([0, *accumulate(self.sizes)], device=mask.device)
+        return tuple(sums[ends].diff().tolist())
 
 
 def all_finite(vector: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from fedspa.engines.eager import EagerEngine
 from fedspa.engines.flat import first_batch, plan_visit
 from fedspa.engines.over_eager import OverEager
 from fedspa.engines.step import sent
-from fedspa.rounds.requests import Answer, Gradient, Predict, Request, Train, Trained, TrainingAccuracy
+from fedspa.rounds.requests import Gradient, Train, Trained
 
 
 class CompiledEngine(OverEager):
@@ -33,22 +33,14 @@ class CompiledEngine(OverEager):
         """As for `OverEager`."""
         super().__init__(eager, workload, compiler, lanes=None)
 
-    def answer(self, requests: Sequence[Request]) -> list[Answer]:
-        """One request after another, none of them waiting for the device."""
-        return [self._answer(request) for request in requests]
+    def _train(self, requests: Sequence[Train]) -> list[Trained]:
+        """One after another, none of them waiting for the device."""
+        return [self._trained(request) for request in requests]
 
-    def _answer(self, request: Request) -> Answer:
-        match request:
-            case Train():
-                return self._train(request)
-            case Gradient():
-                return self._gradient(request)
-            case TrainingAccuracy():
-                return self._training_accuracies([request])[0]
-            case Predict():
-                return self._forward.predict([request])[0]
+    def _gradients(self, requests: Sequence[Gradient]) -> list[torch.Tensor]:
+        return [self._gradient(request) for request in requests]
 
-    def _train(self, request: Train) -> Trained:
+    def _trained(self, request: Train) -> Trained:
         step, settings = self._step, self._eager.settings
         plan = plan_visit(self._eager.pixels, request, settings)
         samples = int((plan[:, :, 0] >= 0).sum())

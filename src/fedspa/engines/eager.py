@@ -10,7 +10,16 @@ from torch import nn
 
 from fedspa.data.batches import Batch, Pixels
 from fedspa.local_training import LocalTraining
-from fedspa.rounds.requests import Answer, Gradient, Predict, Request, Train, Trained, TrainingAccuracy
+from fedspa.rounds.requests import (
+    Answer,
+    Gradient,
+    NextMask,
+    Predict,
+    Request,
+    Train,
+    Trained,
+    TrainingAccuracy,
+)
 from fedspa.settings import TrainingSettings
 from fedspa.weights import ParameterSpace
 
@@ -57,6 +66,8 @@ class EagerEngine:
                 return self._trained(request)
             case Gradient():
                 return self._gradient(request)
+            case NextMask():
+                return request.searcher.next_mask(request.search)
             case TrainingAccuracy():
                 predicted = self.predict(request.weights, self.pixels, request.rows, self.settings.batch_size)
                 return self.accuracy(request, predicted)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -12,12 +14,21 @@ from fedspa.engines.choice import Workload
 from fedspa.engines.eager import EagerEngine
 from fedspa.engines.forward import Forward
 from fedspa.engines.step import LocalStep
-from fedspa.rounds.requests import Predict, TrainingAccuracy
+from fedspa.rounds.requests import (
+    Answer,
+    Gradient,
+    NextMask,
+    Predict,
+    Request,
+    Train,
+    Trained,
+    TrainingAccuracy,
+)
 from fedspa.weights import ParameterSpace
 
 
-class OverEager:
-    """Prepares the step, and leaves to the eager engine what concerns one model alone."""
+class OverEager(ABC):
+    """Prepares the step and the forward pass, and leaves to the eager engine what a run asks for once."""
 
     def __init__(
         self, eager: EagerEngine, workload: Workload, compiler: str | None, lanes: int | None
@@ -50,6 +61,25 @@ class OverEager:
     def weights(self) -> torch.Tensor:
         return self._eager.weights
 
+    def answer(self, requests: Sequence[Request]) -> list[Answer]:
+        """The answers to requests of one kind, in their order."""
+        answers: dict[type, Callable[[Any], Sequence[Answer]]] = {
+            Train: self._train,
+            Gradient: self._gradients,
+            NextMask: _next_masks,
+            TrainingAccuracy: self._training_accuracies,
+            Predict: self._forward.predict,
+        }
+        return list(answers[type(requests[0])](requests))
+
+    @abstractmethod
+    def _train(self, requests: Sequence[Train]) -> list[Trained]:
+        """Local training."""
+
+    @abstractmethod
+    def _gradients(self, requests: Sequence[Gradient]) -> list[torch.Tensor]:
+        """Dense gradients."""
+
     def _training_accuracies(self, requests: Sequence[TrainingAccuracy]) -> list[float]:
         """The answers to requests, whose predictions go side by side."""
         pixels, size = self._eager.pixels, self._eager.settings.batch_size
@@ -66,3 +96,7 @@ class OverEager:
 
     def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return self._eager.full_gradient(weights, rows)
+
+
+def _next_masks(requests: Sequence[NextMask]) -> list[torch.Tensor]:
+    return requests[0].searcher.next_masks([request.search for request in requests])

@@ -7,7 +7,8 @@ all wait for the longest. A CPU gains nothing from it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch.func import vmap
@@ -18,7 +19,9 @@ from fedspa.engines.flat import first_batch, gradient_and_loss, plan_visit
 from fedspa.engines.over_eager import OverEager
 from fedspa.engines.step import sent
 from fedspa.errors import UserError, brief
-from fedspa.rounds.requests import Answer, Gradient, Predict, Request, Train, Trained, TrainingAccuracy
+from fedspa.rounds.requests import Gradient, Train, Trained
+
+T = TypeVar("T")
 
 
 class StackedEngine(OverEager):
@@ -35,30 +38,29 @@ class StackedEngine(OverEager):
         super().__init__(eager, workload, compiler, lanes=clients)
         self.clients_at_once = clients
 
-    def answer(self, requests: Sequence[Request]) -> list[Answer]:
-        """Training and gradients for up to a stack at once; those that differ in their learning rate in groups."""
+    def _train(self, requests: Sequence[Train]) -> list[Trained]:
+        """Up to a stack at once; those that differ in their learning rate or pull in groups."""
         groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
-            groups[_alike(request)].append(index)
-        answers: dict[int, Answer] = {}
+            groups[request.learning_rate, request.pull and request.pull.strength].append(index)
+        trained: dict[int, Trained] = {}
         for alike in groups.values():
-            for first in range(0, len(alike), self.clients_at_once):
-                indices = alike[first : first + self.clients_at_once]
-                answers.update(
-                    zip(indices, self._answer([requests[index] for index in indices]), strict=True)
-                )
-        return [answers[index] for index in range(len(requests))]
+            for indices in self._stacks(alike):
+                answers = self._trained([requests[index] for index in indices])
+                trained.update(zip(indices, answers, strict=True))
+        return [trained[index] for index in range(len(requests))]
 
-    def _answer(self, requests: Sequence[Request]) -> Sequence[Answer]:
-        if trainings := [request for request in requests if isinstance(request, Train)]:
-            return self._train(trainings)
-        if gradients := [request for request in requests if isinstance(request, Gradient)]:
-            return self._gradient(gradients)
-        if predictions := [request for request in requests if isinstance(request, Predict)]:
-            return self._forward.predict(predictions)
-        return self._training_accuracies([r for r in requests if isinstance(r, TrainingAccuracy)])
+    def _gradients(self, requests: Sequence[Gradient]) -> list[torch.Tensor]:
+        """Up to a stack at once."""
+        return [gradient for stack in self._stacks(requests) for gradient in self._gradients_of(stack)]
 
-    def _train(self, requests: Sequence[Train]) -> list[Trained]:
+    def _stacks(self, items: Sequence[T]) -> Iterator[Sequence[T]]:
+        return (
+            items[first : first + self.clients_at_once]
+            for first in range(0, len(items), self.clients_at_once)
+        )
+
+    def _trained(self, requests: Sequence[Train]) -> list[Trained]:
         step, settings = self._step, self._eager.settings
         plans = [plan_visit(self._eager.pixels, request, settings) for request in requests]
         samples = [int((plan[:, :, 0] >= 0).sum()) for plan in plans]
@@ -72,7 +74,7 @@ class StackedEngine(OverEager):
             for lane, count in enumerate(samples)
         ]
 
-    def _gradient(self, requests: Sequence[Gradient]) -> list[torch.Tensor]:
+    def _gradients_of(self, requests: Sequence[Gradient]) -> list[torch.Tensor]:
         step, pixels = self._step, self._eager.pixels
         batches = [
             first_batch(pixels, request.rows, request.generator, step.batch_size)[None]
@@ -112,10 +114,3 @@ def _check(eager: EagerEngine) -> None:
             else f"torch.func.vmap cannot run: {brief(error)}"
         )
         raise UserError(f"engine=stacked cannot train a model that {reason}; use engine=eager.") from error
-
-
-def _alike(request: Request) -> tuple[object, ...]:
-    """Equal for requests that can be answered in one stack."""
-    return (
-        (request.learning_rate, request.pull and request.pull.strength) if isinstance(request, Train) else ()
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,13 @@ class MaskSearcher(ABC):
     @abstractmethod
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         """The mask [total] for the client's next visit; `search.mask` itself where it does not change."""
+
+    def next_masks(self, searches: Sequence[SearchInput]) -> list[torch.Tensor]:
+        """The masks of clients whose search comes at the same time, in their order: those of `next_mask`.
+
+        To be overridden where a GPU gains from looking at all of them at once.
+        """
+        return [self.next_mask(search) for search in searches]
 
     @property
     @abstractmethod

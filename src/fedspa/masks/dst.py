@@ -8,6 +8,8 @@ cuts the *dense global* weights at the client's next visit, so grown coordinates
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +17,9 @@ import torch
 from fedspa.errors import check_choice, check_range
 from fedspa.masks.base import MaskSearcher, SearchInput
 from fedspa.masks.select import drop_and_grow
+
+SCORES_AT_ONCE = 50_000_000
+"""Of all clients that are searched at once, in a tensor; each takes some 40 bytes for a moment."""
 
 
 @dataclass(kw_only=True)
@@ -57,25 +62,53 @@ class DST(MaskSearcher):
 
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         """Exchange ceil(alpha_t x active) coordinates of each tensor; its active count never changes."""
-        if search.gradient is not None:
-            growth = search.gradient.abs()
-        else:
-            draws = torch.rand(search.space.total, generator=search.generator)
-            growth = draws.to(search.weights)
-        rate = self.prune_rate(search.round)
-        vectors = (search.mask, search.weights.abs(), growth)
-        pieces = zip(
-            search.space.count(search.mask),
-            *(search.space.split(vector) for vector in vectors),
-            strict=True,
+        (mask,) = self._exchange(search.space.count(search.mask), [search])
+        return mask
+
+    def next_masks(self, searches: Sequence[SearchInput]) -> list[torch.Tensor]:
+        """The same for many clients: those whose masks have equally many active coordinates are searched at once."""
+        alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for index, search in enumerate(searches):
+            alike[search.space.count(search.mask)].append(index)
+        found: dict[int, torch.Tensor] = {}
+        for active, indices in alike.items():
+            largest = max(searches[indices[0]].space.sizes)
+            at_once = max(1, SCORES_AT_ONCE // largest)
+            for first in range(0, len(indices), at_once):
+                some = indices[first : first + at_once]
+                masks = self._exchange(active, [searches[index] for index in some])
+                found.update(zip(some, masks, strict=True))
+        return [found[index] for index in range(len(searches))]
+
+    def _exchange(self, active: Sequence[int], searches: Sequence[SearchInput]) -> Iterable[torch.Tensor]:
+        """The next masks [total] of clients whose tensors have `active` coordinates."""
+        space, rate = searches[0].space, self.prune_rate(searches[0].round)
+        pieces = (
+            zip(*map(space.split, vectors), strict=True)
+            for vectors in (
+                [search.mask for search in searches],
+                [search.weights for search in searches],
+                [self._growth(search) for search in searches],
+            )
         )
-        return torch.cat([self._exchange(rate, *piece) for piece in pieces])
+        exchanged = []
+        for count, *of_tensor in zip(active, *pieces, strict=True):
+            mask, weights, growth = map(_stacked, of_tensor)  # tensor by tensor, which needs little memory
+            if count < mask.shape[1]:  # else, in a dense tensor, whatever is dropped would be grown again
+                # The small slack keeps 0.3 x 10, which is 3.0000000000000004 or so in binary, at 3.
+                exchange = math.ceil(rate * count - 1e-9)
+                mask = drop_and_grow(mask, weights.abs(), growth.abs(), exchange)
+            exchanged.append(mask)
+        return torch.cat(exchanged, dim=1)
 
     @staticmethod
-    def _exchange(
-        rate: float, active: int, mask: torch.Tensor, magnitude: torch.Tensor, growth: torch.Tensor
-    ) -> torch.Tensor:
-        if active == mask.numel():  # dense: whatever is dropped would be grown again
-            return mask
-        # The small slack keeps 0.3 x 10, which is 3.0000000000000004 or so in binary, at 3.
-        return drop_and_grow(mask, magnitude, growth, math.ceil(rate * active - 1e-9))
+    def _growth(search: SearchInput) -> torch.Tensor:
+        """What decides, by its magnitude, which coordinates come back: [total]."""
+        if search.gradient is not None:
+            return search.gradient
+        return torch.rand(search.space.total, generator=search.generator).to(search.weights)
+
+
+def _stacked(vectors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Vectors [n] as one tensor [clients, n]; a single one is not copied."""
+    return vectors[0][None] if len(vectors) == 1 else torch.stack(list(vectors))

@@ -19,7 +19,10 @@ class PackedMask:
     @classmethod
     def pack(cls, mask: torch.Tensor) -> PackedMask:
         """Pack a mask [length] of zeros and ones, of any dtype and on any device."""
-        return cls(torch.from_numpy(np.packbits(mask.bool().cpu().numpy())), mask.numel())
+        flags = mask.bool()
+        if flags.device.type != "cpu":  # an eighth is to be sent
+            return cls(packed_by_shifts(flags).cpu(), len(flags))
+        return cls(torch.from_numpy(np.packbits(flags.numpy())), len(flags))
 
     @property
     def density(self) -> float:
@@ -31,10 +34,26 @@ class PackedMask:
 
         Floats, because multiplying by a float mask is many times faster than indexing by a boolean one.
         """
-        flags = torch.from_numpy(np.unpackbits(self.bits.numpy(), count=self.length))
-        return flags.to(device=like.device).to(dtype=like.dtype)
+        if like.device.type != "cpu":
+            return unpacked_by_shifts(self.bits.to(like.device), self.length).to(like.dtype)
+        return torch.from_numpy(np.unpackbits(self.bits.numpy(), count=self.length)).to(like.dtype)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PackedMask):
             return NotImplemented
         return self.length == other.length and torch.equal(self.bits, other.bits)
+
+
+def packed_by_shifts(flags: torch.Tensor) -> torch.Tensor:
+    """bool [n] as uint8 [ceil(n / 8)]: np.packbits on any device."""
+    eights = torch.nn.functional.pad(flags.to(torch.uint8), (0, -len(flags) % 8)).view(-1, 8)
+    return (eights << _shifts(flags.device)).sum(1, dtype=torch.uint8)
+
+
+def unpacked_by_shifts(bits: torch.Tensor, count: int) -> torch.Tensor:
+    """uint8 [ceil(count / 8)] as zeros and ones, uint8 [count]: np.unpackbits on any device."""
+    return (bits[:, None] >> _shifts(bits.device)).bitwise_and_(1).view(-1)[:count]
+
+
+def _shifts(device: torch.device) -> torch.Tensor:
+    return torch.arange(7, -1, -1, device=device, dtype=torch.uint8)

@@ -10,11 +10,11 @@ def smallest(scores: torch.Tensor, k: int) -> torch.Tensor:
     """The k smallest scores, exactly k of them; among equals those of the lowest index.
 
     Args:
-        scores: [n], float32 or float64, no NaN.
+        scores: [n], float32 or float64, no NaN; or [..., n], of whose last dimension each is a choice of its own.
         k: 0 <= k <= n.
 
     Returns:
-        bool [n].
+        bool, in the shape of `scores`.
     """
     if k == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
@@ -22,26 +22,26 @@ def smallest(scores: torch.Tensor, k: int) -> torch.Tensor:
     below = scores < threshold
     ties = scores == threshold
     # Of the scores that equal the threshold, only as many as are still wanted: the first ones.
-    return below | (ties & (ties.cumsum(0) <= k - below.sum()))
+    return below | (ties & (ties.cumsum(-1) <= k - below.sum(-1, keepdim=True)))
 
 
 def _kth_smallest(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """The k-th smallest score [1], k from 1. On the CPU NumPy's partition takes an eighth of torch's kthvalue."""
+    """The k-th smallest score [..., 1], k from 1. On the CPU NumPy's partition takes an eighth of torch's kthvalue."""
     if scores.device.type == "cpu":
-        return torch.from_numpy(np.partition(scores.numpy(), k - 1)[k - 1 : k])
+        return torch.from_numpy(np.partition(scores.numpy(), k - 1)[..., k - 1 : k])
     return kth_by_topk(scores, k)
 
 
 def kth_by_topk(scores: torch.Tensor, k: int) -> torch.Tensor:
     """The same for a GPU, where kthvalue has a single block at work on a tensor, and topk many."""
-    if 2 * k <= len(scores):
-        return torch.topk(scores, k, largest=False, sorted=False).values.amax(0, keepdim=True)
-    others = len(scores) - k + 1
-    return torch.topk(scores, others, largest=True, sorted=False).values.amin(0, keepdim=True)
+    count = scores.shape[-1]
+    if 2 * k <= count:
+        return torch.topk(scores, k, largest=False, sorted=False).values.amax(-1, keepdim=True)
+    return torch.topk(scores, count - k + 1, largest=True, sorted=False).values.amin(-1, keepdim=True)
 
 
 def largest(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """The k largest scores, exactly k of them; among equals those of the lowest index. bool [n]."""
+    """The k largest scores, exactly k of them; among equals those of the lowest index. bool, as `smallest`."""
     return smallest(-scores, k)
 
 
@@ -54,12 +54,12 @@ def drop_and_grow(
     so the number of active coordinates stays what it was.
 
     Args:
-        mask: [n] zeros and ones.
-        drop_scores, grow_scores: [n], finite.
+        mask: [n] zeros and ones; or [..., n], of whose last dimension each is a mask of its own.
+        drop_scores, grow_scores: as long, finite.
         k: at most the number of active coordinates.
 
     Returns:
-        The next mask [n], in the dtype of `mask`.
+        The next mask, in shape and dtype of `mask`.
     """
     active = mask.bool()
     kept = active & ~smallest(drop_scores.masked_fill(~active, torch.inf), k)

@@ -16,7 +16,7 @@ from fedspa.masks.base import MaskSearcher, SearchInput
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import SEED_BYTES, Costs
-from fedspa.rounds.requests import Gradient, Request, Trained
+from fedspa.rounds.requests import Gradient, NextMask, Request, Trained
 
 if TYPE_CHECKING:
     import torch
@@ -45,16 +45,16 @@ class FedSpa(Method):
         if searcher.needs_gradient:
             batches = task.generator("mask_search")
             gradient = yield Gradient(weights=trained.weights, rows=task.rows, generator=batches)
+        search = SearchInput(
+            space=task.space,
+            mask=mask,
+            weights=trained.weights,
+            gradient=gradient,
+            round=task.round,
+            generator=task.generator("regrow"),
+        )
+        next_mask: torch.Tensor = yield NextMask(searcher=searcher, search=search)
         with task.clock("search"):
-            search = SearchInput(
-                space=task.space,
-                mask=mask,
-                weights=trained.weights,
-                gradient=gradient,
-                round=task.round,
-                generator=task.generator("regrow"),
-            )
-            next_mask = searcher.next_mask(search)
             packed = task.own_mask if next_mask is mask else PackedMask.pack(next_mask)
         active = task.space.count(mask)
         return Visit(

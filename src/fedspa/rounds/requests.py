@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from fedspa.data.batches import Pixels
+    from fedspa.masks.base import MaskSearcher, SearchInput
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,17 @@ class Gradient:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class NextMask:
+    """A client's mask for its next visit. Answered by what the searcher's `next_mask` says, a tensor [total]."""
+
+    phase: ClassVar[str] = "search"
+
+    searcher: MaskSearcher
+    """The same for all clients."""
+    search: SearchInput
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingAccuracy:
     """The accuracy of weights on training rows, without augmentation. Answered by a float in [0, 1]."""
 
@@ -100,7 +112,7 @@ class Predict:
     """The network sees at most so many at a time."""
 
 
-Request: TypeAlias = Train | Gradient | TrainingAccuracy | Predict
+Request: TypeAlias = Train | Gradient | NextMask | TrainingAccuracy | Predict
 """`phase` is the part of a round (of `records.PHASES`) whose seconds the work counts for."""
 
 Answer: TypeAlias = "Trained | torch.Tensor | float"
