@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from bench import EMNIST, PlainLeNet5, federation, in_turns, plain_visit, repeats, report, seconds
 
-from fedspa.running.executor import usable_cores
+from fedspa.running.launch import usable_cores
 
 
 def plain_round(

@@ -13,7 +13,7 @@ from statistics import median
 
 from bench import EMNIST, Row, federation, repeats, report, seconds
 
-from fedspa.running.executor import usable_cores
+from fedspa.running.launch import usable_cores
 
 RUNS = {
     "FedAvg, 10 clients": ("method=fedavg", "federation.clients=10", "dataset.train_size=12480"),

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,7 @@ from fedspa.running.interruption import PREEMPTED, STOPPED, Preempted, Preemptib
 from fedspa.running.launch import launched
 from fedspa.running.streams import ReaderGone, ends_with_its_reader
 from fedspa.settings import Config
+from fedspa.sweeping.launchers import EXTRAS, Ended, Launching, beside_others
 from fedspa.sweeping.studies import register_studies
 from fedspa.sweeping.sweep import JobFailed
 from fedspa.usage import register_usage
@@ -71,7 +72,11 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
             study = command.runtime.choices.get("sweep")
             if study and command.mode == RunMode.RUN:
                 raise UserError(f"sweep={study} stands for many runs: add -m to start them.")
-            task(check(config), folder)
+            beside = command.mode == RunMode.MULTIRUN and Launching.by(command.launcher, 1).side_by_side
+            with beside_others(folder) if beside else nullcontext():
+                task(check(config), folder)
+        except Ended as end:
+            raise JobFailed(end.code, str(end)) from None
         except Exception as error:
             if command.mode == RunMode.RUN:
                 raise SystemExit(report(error, show_traceback)) from error
@@ -162,6 +167,8 @@ def explain_hydra(error: Exception) -> UserError:
         group, _, option = error.missing_cfg_file.rpartition("/")
         options = error.options or [file.stem for file in (config_dir() / group).glob("*.yaml")]
         mistake = UserError(f"{group or '--config-name'}={option} is not known: {nearest(option, options)}.")
+        if group == "hydra/launcher" and (extra := EXTRAS.get(option)):
+            mistake = UserError(f"{group} needs more than is installed: pip install 'fedspa[{extra}]'.")
     elif isinstance(error, OverrideParseException):
         mistake = UserError(f"{error.override} cannot be read: a setting is written as key=value.")
     elif cause is not None:

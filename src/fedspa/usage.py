@@ -5,7 +5,7 @@ from __future__ import annotations
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 WIDTH = 100
 """Columns of the screen."""
@@ -30,23 +30,26 @@ GROUPS = {
 def register_usage(text: str) -> None:
     """Have `--help` show this text of a command, and the groups. Used by hydra.help.template in conf/config.yaml."""
 
-    def usage() -> str:
-        shown = f"{text.strip()}\n\nGroups, each with [what is chosen] and what else there is:\n{groups()}"
+    def usage(*, _root_: DictConfig) -> str:
+        shown = (
+            f"{text.strip()}\n\nGroups, each with [what is chosen] and what else there is:\n{groups(_root_)}"
+        )
         return shown.replace("$", "$$")  # Hydra takes it for a template
 
     OmegaConf.register_new_resolver("usage", usage, replace=True)
 
 
-def groups() -> str:
+def groups(config: DictConfig) -> str:
     """A line a group: its name, what it is about, the options as far as they fit."""
     loader, chosen = GlobalHydra.instance().config_loader(), HydraConfig.get().runtime.choices
+    several = {"metric": set(config.metrics), "logger": set(config.loggers)}  # of these Hydra keeps no record
     others = [name for name in loader.get_group_options("", ObjectType.GROUP) if name != "hydra"]
     lines = []
     for group in dict.fromkeys([*GROUPS, *others]):
         options = loader.get_group_options(group, ObjectType.CONFIG)
-        choice = chosen.get(group)
-        listed = [f"[{choice}]"] if choice in options else []
-        listed += [option for option in options if option != choice]
+        choices = several.get(group, {chosen.get(group)})
+        listed = [f"[{option}]" for option in options if option in choices]
+        listed += [option for option in options if option not in choices]
         if listed:
             lines.append(_line(f"  {group:<14}  {GROUPS.get(group, ''):<20}  ", listed))
     return "\n".join(lines)

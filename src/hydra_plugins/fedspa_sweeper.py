@@ -35,7 +35,8 @@ class StudySweeper(Sweeper):
             study(self._params, self._rows, arguments, parser),
             root=Path(self._config.hydra.sweep.dir),
             compose=self._compose,
-            launch=lambda jobs: self._launcher.launch(jobs, initial_job_idx=0),
+            launch=self._launcher.launch,
+            launcher=self._config.hydra.launcher,
         )
         if code:
             raise SystemExit(code)

@@ -25,7 +25,7 @@ from fedspa.data.source import ImageSet
 from fedspa.engines.eager import EagerEngine
 from fedspa.records import Costs
 from fedspa.rounds.requests import Train, Trained
-from fedspa.running.executor import usable_cores
+from fedspa.running.launch import usable_cores
 
 PROBE_SECONDS = 2.0
 SPEED_DEPENDS_ON = ("model", "dataset", "training", "hardware", "federation")
@@ -142,6 +142,7 @@ def _speed(plan: Plan) -> float:
     begin, samples = time.perf_counter(), 0
     while time.perf_counter() - begin < PROBE_SECONDS:
         samples += train(training.batch_size)
-    workers = plan.hardware.workers or (usable_cores() if fabric.device.type == "cpu" else 1)
+    cores = plan.hardware.cores or usable_cores()
+    workers = plan.hardware.workers or (cores if fabric.device.type == "cpu" else 1)
     one = TRAINING_FACTOR * flops * samples / (time.perf_counter() - begin)
     return one * min(workers, plan.settings.federation.clients_per_round)

@@ -32,9 +32,9 @@ from fedspa.rounds.link import Link
 from fedspa.rounds.local_models import LocalModels
 from fedspa.rounds.theory import TheoremCurves
 from fedspa.rounds.visitor import OPTIONAL, Call, Visitor
-from fedspa.running.executor import Executor, InProcess, Workers, can_fork, usable_cores
+from fedspa.running.executor import Executor, InProcess, Workers, can_fork
 from fedspa.running.interruption import Interruptions
-from fedspa.running.launch import ALONE, Launch
+from fedspa.running.launch import ALONE, Launch, usable_cores
 from fedspa.running.memory import keep_freed_memory
 from fedspa.running.rank_group import RankGroup
 from fedspa.running.ranks import Ranks
@@ -156,7 +156,7 @@ def _executor(plan: Plan, visitor: Visitor, origin: Origin, launch: Launch) -> E
     """Worker processes where they can help: on the CPU, more cores than one, more clients a round than one."""
     workers = plan.hardware.workers
     if workers is None:
-        workers = launch.share_of(usable_cores())
+        workers = plan.hardware.cores or launch.share_of(usable_cores())
         if origin.weights.device.type != "cpu" or visitor.engine.clients_at_once != 1 or not can_fork():
             workers = 1
     elif workers > 1 and (origin.weights.device.type != "cpu" or not can_fork()):

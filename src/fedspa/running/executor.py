@@ -214,8 +214,3 @@ def can_fork() -> bool:
     """Whether workers can be forks of this process: on Linux, from a process that computes on one thread."""
     forks = sys.platform == "linux" and "fork" in multiprocessing.get_all_start_methods()
     return forks and torch.get_num_threads() == 1
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -42,8 +42,11 @@ class Hardware:
     """What the visited clients' masks and personal weights may take of the memory; those that come later lie in a
     file in the folder for temporary files (TMPDIR)."""
 
+    cores: int | None = None
+    """CPU cores for this run; null: all that the process may use. A sweep that runs several jobs side by side on one
+    machine shares them out by this."""
     workers: int | None = None
-    """Processes among which a round's clients are shared out on the CPU; null: one for each usable core."""
+    """Processes among which a round's clients are shared out on the CPU; null: one for each of the cores."""
 
     def __post_init__(self) -> None:
         check_choice("hardware.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
@@ -51,6 +54,8 @@ class Hardware:
         if self.threads is not None:
             check_range("hardware.threads", self.threads, low=1)
         check_range("hardware.state_memory_gb", self.state_memory_gb, low=0)
+        if self.cores is not None:
+            check_range("hardware.cores", self.cores, low=1)
         if self.workers is not None:
             check_range("hardware.workers", self.workers, low=1)
 

@@ -71,3 +71,8 @@ def launched(environment: Mapping[str, str] | None = None) -> Launch:
             "every machine of a run must have equally many."
         )
     return found if found.size > 1 else ALONE
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

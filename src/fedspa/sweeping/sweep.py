@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig
 
 from fedspa.config import Plan, check
-from fedspa.errors import UserError
+from fedspa.errors import UserError, brief
 from fedspa.paths import SET_ASIDE
 from fedspa.saving.resuming import AUTO, config_hash_in, has_checkpoint, is_finished
+from fedspa.sweeping.launchers import CONSOLE, Launching, watched
 from fedspa.sweeping.studies import Study
 from fedspa.tracking.mlflow_sweep import nested_in
 
 Compose: TypeAlias = Callable[[Sequence[str]], DictConfig]
 """The config of one job from its overrides."""
-Launch: TypeAlias = Callable[[Sequence[Sequence[str]]], Sequence[JobReturn]]
-"""Runs jobs, given the overrides of each; one that failed raised `JobFailed`."""
+Launch: TypeAlias = Callable[[Sequence[Sequence[str]], int], Sequence[JobReturn]]
+"""Runs jobs, given the overrides of each and the number of the first; one that failed raised `JobFailed`."""
 
 
 PROGRESS_SECONDS = 5.0
@@ -61,11 +63,11 @@ class PlannedJob:
         return begun and has_checkpoint(self.folder)
 
 
-def run_sweep(study: Study, root: Path, compose: Compose, launch: Launch) -> int:
+def run_sweep(study: Study, root: Path, compose: Compose, launch: Launch, launcher: Mapping[str, Any]) -> int:
     """Run the jobs that are not finished, each in its folder root/study/job. Returns the exit code of all together.
 
-    Every job is composed before the first one starts, so what Hydra refuses is told at once. Raises `UserError`
-    where the same study is running already, or where MLflow cannot be had.
+    `launcher` is Hydra's config of what launches. Every job is composed before the first one starts, so what Hydra
+    refuses is told at once. Raises `UserError` where the same study is running already, or where MLflow cannot be had.
     """
     folder = root / study.name
     print(f"{study.name}: {len(study.jobs)} jobs, in {folder}", flush=True)
@@ -78,7 +80,7 @@ def run_sweep(study: Study, root: Path, compose: Compose, launch: Launch) -> int
     if any(isinstance(job.plan, Plan) and job.plan.settings.dry_run for job in jobs):
         return _list(jobs)
     with only_one(root, study.name):
-        return _run(study.name, jobs, launch)
+        return _run(study.name, jobs, launch, launcher)
 
 
 def _planned(study: Study, folder: Path, compose: Compose) -> Iterator[PlannedJob]:
@@ -110,7 +112,7 @@ def _list(jobs: Sequence[PlannedJob]) -> int:
     )
 
 
-def _run(name: str, jobs: Sequence[PlannedJob], launch: Launch) -> int:
+def _run(name: str, jobs: Sequence[PlannedJob], launch: Launch, launcher: Mapping[str, Any]) -> int:
     """Run what is not finished."""
     todo = [job for job in jobs if not job.finished]
     if len(todo) < len(jobs):
@@ -120,21 +122,52 @@ def _run(name: str, jobs: Sequence[PlannedJob], launch: Launch) -> int:
     for job in todo:
         if not job.resumable:
             set_aside(job.folder)
+    launching = Launching.by(launcher, max(len(todo), 1))
     loggers = next((job.plan.loggers for job in jobs if isinstance(job.plan, Plan)), {})
     with nested_in(name, loggers) as parent:
         places = [f"hydra.sweep.subdir='{name}/{job.name}'" for job in todo]
         overrides = [
-            [*job.overrides, *parent.overrides, place, f"resume={AUTO}"]
+            [*job.overrides, *parent.overrides, *_share(job, launching), place, f"resume={AUTO}"]
             for job, place in zip(todo, places, strict=True)
         ]
-        returned = launch(overrides) if todo else []
-        failures = {
-            job.name: _failure(result)
-            for job, result in zip(todo, returned, strict=True)
-            if result.status is not JobStatus.COMPLETED
-        }
+        failures = _launch(todo, overrides, launch, launching) if todo else {}
         parent.failed = len(failures)
     return _conclude(failures, len(todo))
+
+
+def _share(job: PlannedJob, launching: Launching) -> list[str]:
+    """The cores of a job that runs beside others, unless its config says how many."""
+    given = isinstance(job.plan, Plan) and job.plan.hardware.cores is not None
+    return [] if launching.cores is None or given else [f"hardware.cores={launching.cores}"]
+
+
+def _launch(
+    todo: Sequence[PlannedJob], overrides: Sequence[Sequence[str]], launch: Launch, launching: Launching
+) -> dict[str, JobFailed]:
+    """Run the jobs; what failed, by name."""
+    if not launching.side_by_side:
+        returned = launching.run(launch, overrides)
+    else:
+        print(f"What a job says is in {CONSOLE} of its folder.", flush=True)
+        try:
+            with watched(lambda: {job.name: _outcome(job.folder) for job in todo if job.finished}, len(todo)):
+                returned = launching.run(launch, overrides)
+        except Exception as error:  # no job's: a process was killed, a queue is not there
+            lost = JobFailed(2, f"not finished: {type(error).__name__} in the launcher: {brief(error)}")
+            return {job.name: lost for job in todo if not job.finished}
+    return {
+        job.name: _failure(result)
+        for job, result in zip(todo, returned, strict=True)
+        if result.status is not JobStatus.COMPLETED
+    }
+
+
+def _outcome(folder: Path) -> str:
+    """A finished run in a few words."""
+    summary = json.loads((folder / "summary.json").read_text())
+    kind = "personal" if summary["accuracy"].get("personal") else "global"
+    accuracy = f"{kind} {summary['accuracy'][kind]['mean']:.1f} %, " if summary["accuracy"].get(kind) else ""
+    return f"{accuracy}in {summary['seconds']['total']:.0f} s"
 
 
 def _failure(result: JobReturn) -> JobFailed:

@@ -33,8 +33,7 @@ def store_uri() -> str:
 
 def open_client(uri: str) -> MlflowClient:
     """A client of the store. It asks the store nothing yet."""
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
+    _set_up()
     from mlflow import MlflowClient
 
     with _one_process_at_a_time(uri):
@@ -54,9 +53,16 @@ def open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
             return client, client.create_experiment(experiment, artifact_location=artifact_location(uri))
 
 
+def _set_up() -> None:
+    """MLflow reads some of its settings when it is imported."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+
 @contextmanager
 def store_needed(uri: str) -> Iterator[None]:
     """What happens inside cannot do without the store: its errors are told as one sentence, a `UserError`."""
+    _set_up()
     try:
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError

@@ -2,8 +2,7 @@
 
 The client is used without MLflow's global "active run", so that runs in one process cannot mix. Metrics are
 buffered, since a call for each point is 25 times slower than a batch every ten rounds, and sent by a thread of
-their own (see `mlflow_delivery`): once the run has begun, no failure of the store touches it. Metric names are
-`group/name`: the run page draws a section a group (global, personal, local, train, cost, faults, time, final).
+their own (see `mlflow_delivery`): once the run has begun, no failure of the store touches it.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ import json
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import UserError, check_range
 from fedspa.records import RoundRecord, RunInfo, RunResult
+from fedspa.tracking.measures import final_metrics, round_metrics
 from fedspa.tracking.mlflow_connection import open_store, store_needed, store_uri, where_to_look
 from fedspa.tracking.mlflow_delivery import UNDELIVERED, Delivery, Ending, Outbox, Point
 from fedspa.tracking.undelivered import Undelivered
@@ -85,7 +85,7 @@ class MLflowTracker:
         return open_store(self.uri, self.experiment)
 
     def round(self, record: RoundRecord) -> None:
-        self._add(_round_metrics(record), record.round)
+        self._add(round_metrics(record), record.round)
         self._waiting += 1
         waited = time.monotonic() - self._flushed
         if self._delivery and (self._waiting >= self.flush_rounds or waited >= self.flush_seconds):
@@ -93,7 +93,7 @@ class MLflowTracker:
             self._waiting, self._flushed = 0, time.monotonic()
 
     def finish(self, result: RunResult) -> None:
-        self._add(_final_metrics(result.summary), self._info.rounds)
+        self._add(final_metrics(result.summary), self._info.rounds)
         if self._end("FINISHED", {}):
             print(f"In MLflow: {where_to_look(self.uri, self._experiment_id)}")
 
@@ -181,49 +181,6 @@ def _tags(info: RunInfo) -> dict[str, str]:
         f"({info.names.get('partition')}) with {images} training images.\n\nFolder: `{info.folder}`"
     )
     return {key: str(value) for key, value in facts.items()} | {"mlflow.note.content": note}
-
-
-def _round_metrics(record: RoundRecord) -> dict[str, float]:
-    total, dense = record.total_costs, record.dense_costs
-    return {
-        **{
-            f"{kind}/{metric}_{statistic}": float(value)
-            for kind, spreads in record.scores.items()
-            for metric, spread in spreads.items()
-            for statistic, value in asdict(spread).items()
-        },
-        **({} if record.loss is None else {"train/loss": record.loss}),
-        "train/learning_rate": record.learning_rate,
-        "train/samples": float(record.samples),
-        "train/participants": float(len(record.participants)),
-        **{f"train/{name}": value for name, value in record.extras.items()},
-        "cost/traffic_down_bytes": float(total.down_bytes),
-        "cost/traffic_up_bytes": float(total.up_bytes),
-        "cost/traffic_masks_bytes": float(total.mask_bytes),
-        "cost/traffic_total_bytes": float(total.traffic_bytes),
-        **({"cost/traffic_encoded_bytes": float(total.encoded_bytes)} if total.encoded_bytes else {}),
-        "cost/traffic_dense_bytes": float(dense.traffic_bytes),
-        "cost/flops_train": total.train_flops,
-        "cost/flops_search": total.search_flops,
-        "cost/flops_total": total.flops,
-        "cost/flops_dense": dense.flops,
-        **{f"faults/{kind}": float(count) for kind, count in record.total_events.items()},
-        **{f"time/{phase}_s": seconds for phase, seconds in record.seconds.items()},
-    }
-
-
-def _final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The headline numbers of a run, for the columns of MLflow's table of runs."""
-    metrics = {"final/samples_per_s": float(summary["samples_per_s"])}
-    for kind, spread in summary["accuracy"].items():
-        if spread:
-            metrics[f"final/{kind}_accuracy"] = float(spread["mean"])
-            metrics[f"final/{kind}_worst_decile"] = float(spread["worst_decile"])
-    for kind, rounds in summary["rounds_to_accuracy"].items():
-        for target, first in (rounds or {}).items():
-            if first is not None:
-                metrics[f"final/{kind}_rounds_to_{target}"] = float(first)
-    return metrics
 
 
 def _now() -> int:
