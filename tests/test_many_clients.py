@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from fedspa.client_state import NOTHING, ClientState
 from fedspa.data.batches import Pixels
+from fedspa.data.clients import row_counts
 from fedspa.data.made import MadePixels
 from fedspa.data.source import Augmentation
 from fedspa.data.synthetic_clients import SyntheticClients
@@ -85,6 +86,8 @@ def test_validation_rows_are_held_out_of_each_clients_own(plan):
     rows = build(plan(*few, "dataset.val_fraction=0.2")).rows
     assert sorted([*rows.train[7], *rows.val[7]]) == list(range(350, 400))
     assert len(rows.val[7]) == 10
+    for held in (rows.train, rows.val, rows.test):
+        assert row_counts(held).tolist() == [len(own) for own in held]
 
 
 def test_a_partition_cannot_deal_images_that_belong_to_clients(plan):

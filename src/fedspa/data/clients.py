@@ -27,7 +27,7 @@ class ClientRows:
     def held(self, images: ImageSet | MadeImages) -> Sequence[np.ndarray]:
         """The training rows of each client, its validation rows included."""
         if isinstance(images, MadeImages):
-            return OnDemand(images.clients, images.rows)
+            return OnDemand(images.clients, images.rows, images.each)
         return [np.sort(np.concatenate(parts)) for parts in zip(self.train, self.val, strict=True)]
 
 
@@ -63,14 +63,22 @@ def client_rows(
 class OnDemand(Sequence[np.ndarray]):
     """A list of as many clients' rows as there may be, each found when it is asked for."""
 
-    def __init__(self, clients: int, rows: Callable[[int], np.ndarray]) -> None:
-        self._clients, self._rows = range(clients), rows
+    def __init__(self, clients: int, rows: Callable[[int], np.ndarray], each: int) -> None:
+        """`rows` gives those of a client; every client has `each` of them."""
+        self._clients, self._rows, self.each = range(clients), rows, each
 
     def __len__(self) -> int:
         return len(self._clients)
 
     def __getitem__(self, client: Any) -> Any:
         return self._rows(self._clients[client])
+
+
+def row_counts(held: Sequence[np.ndarray]) -> np.ndarray:
+    """How many rows each client holds: int64 [clients]."""
+    if isinstance(held, OnDemand):
+        return np.full(len(held), held.each, np.int64)
+    return np.array([len(rows) for rows in held], np.int64)
 
 
 def _made_rows(data: ImageData, source: ImageSource, partition: Partition, seed: int) -> ClientRows:
@@ -83,13 +91,17 @@ def _made_rows(data: ImageData, source: ImageSource, partition: Partition, seed:
             "deal to others: it must be partition=blocks."
         )
 
-    def kept(part: int) -> OnDemand:
+    val = held_out(train.each, source.val_fraction)
+
+    def kept(part: int, each: int) -> OnDemand:
         return OnDemand(
             train.clients,
             lambda client: _hold_out(train.rows(client), source.val_fraction, seed, client)[part],
+            each,
         )
 
-    return ClientRows(kept(0), kept(1), OnDemand(test.clients, test.rows))
+    test_rows = OnDemand(test.clients, test.rows, test.each)
+    return ClientRows(kept(0, train.each - val), kept(1, val), test_rows)
 
 
 def _hold_out(rows: np.ndarray, fraction: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from lightning.fabric import Fabric
 from fedspa.config import Plan, build_model
 from fedspa.costing.costs import NetworkCosts
 from fedspa.data.batches import Pixels
-from fedspa.data.clients import ClientRows, client_rows
+from fedspa.data.clients import ClientRows, client_rows, row_counts
 from fedspa.data.made import MadeImages, MadePixels
 from fedspa.data.source import Augmentation, ImageData, ImageSet
 from fedspa.engines.choice import Workload
@@ -180,14 +179,16 @@ def _executor(plan: Plan, visitor: Visitor, origin: Origin, launch: Launch) -> E
 def _workload(plan: Plan, rows: ClientRows) -> Workload:
     """The steps are those of rounds whose clients are all of mean size."""
     federation, training = plan.settings.federation, plan.settings.training
-    sizes = [len(own) for own in rows.train]
-    visits, mean_size = federation.rounds * federation.clients_per_round, fmean(sizes)
+    sizes = row_counts(rows.train)
+    visits, mean_size = federation.rounds * federation.clients_per_round, float(sizes.mean())
     return Workload(
-        largest=max(sizes),
+        largest=int(sizes.max()),
         steps=round(visits * training.epochs * ceil(mean_size / training.batch_size)),
         gradients=plan.mask is not None and plan.mask.needs_gradient,
         # A client's test images are one batch, not filled up; those of all clients, several of a fair size.
-        test_batch=min(plan.settings.eval.batch_size, max(LEAST_TEST_BATCH, max(map(len, rows.test)))),
+        test_batch=min(
+            plan.settings.eval.batch_size, max(LEAST_TEST_BATCH, int(row_counts(rows.test).max()))
+        ),
     )
 
 
@@ -195,10 +196,10 @@ def _check_batches(plan: Plan, rows: ClientRows) -> None:
     """With `training.drop_last` a client smaller than a batch would never train."""
     if not plan.settings.training.drop_last:
         return
-    sizes = [len(own) for own in rows.train]
+    sizes = row_counts(rows.train)
     batch = plan.settings.training.batch_size
-    if min(sizes) < batch:
+    if sizes.min() < batch:
         raise UserError(
-            f"training.drop_last=true leaves client {sizes.index(min(sizes))} with its {min(sizes)} training "
+            f"training.drop_last=true leaves client {sizes.argmin()} with its {sizes.min()} training "
             f"images no batch of training.batch_size={batch}: use drop_last=false or a smaller batch."
         )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedspa.client_state import NOTHING
-from fedspa.data.clients import ClientRows
+from fedspa.data.clients import ClientRows, row_counts
 from fedspa.records import ClientRow
 from fedspa.rounds.federation import FederatedLoop
 
@@ -54,7 +54,7 @@ def client_arrays(
         density[client] = loop.density(client)
     sizes = {"train_size": rows.train, "val_size": rows.val, "test_size": rows.test}
     return {
-        **{name: np.array([len(own) for own in held]) for name, held in sizes.items()},
+        **{name: row_counts(held) for name, held in sizes.items()},
         "visits": visits,
         "density": density,
         **{f"{kind}_accuracy": values for kind, values in scores.items()},

@@ -256,14 +256,16 @@ def _partition_json(info: RunInfo) -> str:
 
 def _partition_summary(info: RunInfo) -> str:
     """What is worth reading of a partition among very many clients."""
-    sizes = [len(rows) for rows in info.partition_rows]
+    from fedspa.data.clients import row_counts
+
+    sizes = row_counts(info.partition_rows)
     facts = {
         "hash": info.partition_hash,
         "seed": info.seed,
         "settings": info.config.get("partition", {}),
         "clients": info.clients,
-        "images": sum(sizes),
-        "smallest": min(sizes),
-        "largest": max(sizes),
+        "images": int(sizes.sum()),
+        "smallest": int(sizes.min()),
+        "largest": int(sizes.max()),
     }
     return json.dumps(facts, indent=2) + "\n"
