@@ -13,6 +13,7 @@ import re
 from dataclasses import asdict, dataclass, fields, make_dataclass, replace
 from fractions import Fraction
 from importlib import import_module
+from inspect import isabstract
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -43,6 +44,18 @@ ONE_EACH = ("dataset", "partition", "layer_sparsity", "mask", "method", "hardwar
 """Groups that give one component."""
 SEVERAL = ("metrics", "loggers")
 """Parts of the config that hold any number of components, by name."""
+KINDS = {
+    "dataset": "fedspa.data.source.ImageSource",
+    "partition": "fedspa.partition.base.Partition",
+    "layer_sparsity": "fedspa.layer_sparsity.base.LayerSparsity",
+    "mask": "fedspa.masks.base.MaskSearcher",
+    "method": "fedspa.methods.base.Method",
+    "hardware": "fedspa.running.hardware.Hardware",
+    "engine": "fedspa.engines.choice.EngineChoice",
+    "metrics": "fedspa.metrics.base.Metric",
+    "loggers": "fedspa.records.Tracker",
+}
+"""What a component is, by its group."""
 
 
 @dataclass(frozen=True)
@@ -277,8 +290,21 @@ def _component(where: str, node: dict[str, Any], trusted: list[str]) -> tuple[An
     target = options.pop("_target_", None)
     if where == "mask" and target is None:
         return None, dict(node)
-    component, typed = _build(where, find_class(where, target, trusted), options)
+    found = find_class(where, target, trusted)
+    _check_kind(where, found)
+    component, typed = _build(where, found, options)
     return component, {"_target_": target, **typed}
+
+
+def _check_kind(where: str, found: type) -> None:
+    """Raise `UserError` for a class that is no component of this group: any other must not even be made."""
+    module, _, name = KINDS[where.partition(".")[0]].rpartition(".")
+    kind = getattr(import_module(module), name)
+    what = f"{where}._target_={found.__module__}.{found.__qualname__}"
+    if not issubclass(found, kind):
+        raise UserError(f"{what} is not a class for this place: it must be a {name} of {module}.")
+    if isabstract(found):
+        raise UserError(f"{what} is what such classes have in common: it must be one of them.")
 
 
 def _build(where: str, schema: type, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

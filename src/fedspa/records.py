@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -211,6 +211,7 @@ class RunResult:
     """With `theory.every`: the curves of Theorem 1."""
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """Follows a run and writes it somewhere. Every call is in the run's own process and order.
 
