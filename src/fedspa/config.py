@@ -78,11 +78,16 @@ class Plan:
     """The whole config as plain values, interpolations resolved."""
 
     def active_counts(self, space: ParameterSpace) -> list[int] | None:
-        """Active parameters of each tensor under a client's mask; None for a method without a mask searcher."""
+        """Active coordinates of each tensor under a client's mask; None for a method without a mask searcher.
+
+        Running statistics are never pruned, and count for no budget.
+        """
         if not self.method.uses_mask:
             return None
         density = 1 - Fraction(str(self.settings.sparsity))  # of the decimal that was written: 1 - 0.8 is 0.2
-        return self.layer_sparsity.active_counts(space.shapes, density, space.names)
+        pruned = space.parameters
+        active = self.layer_sparsity.active_counts(pruned.shapes, density, pruned.names)
+        return [*active, *space.running.sizes]
 
     @property
     def names(self) -> dict[str, str]:

@@ -29,15 +29,20 @@ class LocalTraining(LightningModule):
         self.settings = settings
         self.learning_rate = settings.lr
         self.mask: torch.Tensor | None = None
-        """The client's mask [total] in the dtype of the weights; None trains densely."""
+        """The client's mask [trained] in the dtype of the weights; None trains densely."""
         self.pull: Pull | None = None
         # In a tuple, because a module registers any parameter that it sees, and these are its own already.
-        self._flat = (bind(network),)
+        self._flat = bind(network)
 
     @property
     def weights(self) -> nn.Parameter:
-        """The flat weights [total]; `.grad` is the flat gradient."""
+        """The flat parameters [trained]; `.grad` is the flat gradient."""
         return self._flat[0]
+
+    @property
+    def vector(self) -> torch.Tensor:
+        """The flat weights [total] of which `weights` is a view: the running statistics of BatchNorm lie behind it."""
+        return self._flat[1]
 
     def start(
         self,
@@ -47,9 +52,9 @@ class LocalTraining(LightningModule):
         pull: Pull | None = None,
     ) -> None:
         """Begin a visit: take the client's weights [total] (already masked), learning rate, mask and pull."""
-        self.weights.data.copy_(weights)
+        self.vector.copy_(weights)
         self.learning_rate = learning_rate
-        self.mask = mask
+        self.mask = mask if mask is None else mask[: len(self.weights)]
         self.pull = pull
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> torch.Tensor:
@@ -77,7 +82,8 @@ class LocalTraining(LightningModule):
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int = 0) -> None:
         """After the step: pull the weights towards the anchor, where the visit has one."""
         if self.pull is not None:
-            self.weights.lerp_(self.pull.anchor, self.learning_rate * self.pull.strength)
+            anchor = self.pull.anchor[: len(self.weights)]
+            self.weights.lerp_(anchor, self.learning_rate * self.pull.strength)
 
     def clip_and_mask(self, gradient: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Clip gradients by their global norm, then mask them (the other way round with clip_scope=active).
@@ -86,7 +92,7 @@ class LocalTraining(LightningModule):
         masked weights at zero.
 
         Args:
-            gradient: [total], or [clients, total] of clients that advance together; changed in place.
+            gradient: [trained], or [clients, trained] of clients that advance together; changed in place.
             mask: zeros and ones, as long; None for dense training.
         """
         if mask is not None and self.settings.clip_scope == "active":

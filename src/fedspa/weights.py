@@ -1,7 +1,9 @@
-"""Where each parameter tensor of a network lies in one flat vector.
+"""Where each tensor of a network lies in one flat vector.
 
 The whole framework speaks of weights, gradients, updates and masks as flat vectors of one length; only
-the network itself sees shaped tensors, and they are views.
+the network itself sees shaped tensors, and they are views. The parameters come first. Behind them lie the running
+statistics of BatchNorm, where a network has it: they travel, are merged, tested and saved with the weights, but no step
+trains them and no mask prunes them, so that masks are 1 and gradients 0 there.
 """
 
 from __future__ import annotations
@@ -9,29 +11,56 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedspa.errors import UserError
 
 
 @dataclass(frozen=True)
 class ParameterSpace:
-    """Names and shapes of the parameter tensors, in the order in which they lie in the flat vector."""
+    """Names and shapes of the tensors, in the order in which they lie in the flat vector."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    statistics: int = 0
+    """How many of them, the last ones, are running statistics."""
 
     @classmethod
     def of(cls, network: torch.nn.Module) -> ParameterSpace:
-        """The space of a network's parameters, in `named_parameters` order."""
-        named = list(network.named_parameters())
-        return cls(tuple(name for name, _ in named), tuple(tuple(p.shape) for _, p in named))
+        """The space of a network: `named_parameters`, then the running means and variances, in their order.
+
+        Raises `UserError` for a network with other state (see `running_statistics`).
+        """
+        statistics = running_statistics(network)
+        named = [*network.named_parameters(), *statistics.items()]
+        shapes = tuple(tuple(tensor.shape) for _, tensor in named)
+        return cls(tuple(name for name, _ in named), shapes, len(statistics))
+
+    @property
+    def parameters(self) -> ParameterSpace:
+        """The parameters alone: the first `trained` coordinates."""
+        if not self.statistics:
+            return self
+        return ParameterSpace(self.names[: -self.statistics], self.shapes[: -self.statistics])
+
+    @property
+    def running(self) -> ParameterSpace:
+        """The running statistics alone: the last coordinates."""
+        first = len(self.names) - self.statistics
+        return ParameterSpace(self.names[first:], self.shapes[first:])
+
+    @cached_property
+    def trained(self) -> int:
+        """Number of parameters, which lie before the running statistics."""
+        return sum(self.sizes[: len(self.sizes) - self.statistics])
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of parameters of each tensor."""
+        """Length of each tensor's piece."""
         return tuple(math.prod(shape) for shape in self.shapes)
 
     @property
@@ -67,26 +96,61 @@ def all_finite(vector: torch.Tensor) -> bool:
     return not len(vector) or bool(torch.stack(torch.aminmax(vector)).isfinite().all())
 
 
-def bind(network: torch.nn.Module) -> torch.nn.Parameter:
-    """Lay the network's parameters and gradients out as views of one flat parameter, and return it.
+def whole(vector: torch.Tensor, space: ParameterSpace) -> torch.Tensor:
+    """A vector over the parameters [trained] as one over all tensors [total]: 0 for the running statistics."""
+    return torch.nn.functional.pad(vector, (0, space.total - space.trained)) if space.statistics else vector
+
+
+def running_statistics(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The running means and variances of a network's BatchNorm layers, by name, in the order of `named_buffers`.
+
+    Raises `UserError` for any other buffer, and for averages over all batches ever seen (`momentum=None`), whose counts
+    would have to be kept too: what one client leaves there would reach the next one, past updates and costs.
+    """
+    found = {}
+    for path, layer in network.named_modules():
+        for name, buffer in layer.named_buffers(path, recurse=False):
+            kind = name.rpartition(".")[2]
+            if not isinstance(layer, _BatchNorm):
+                raise UserError(
+                    f"The model keeps {name} beside its parameters, which clients would hand to each other unseen: "
+                    "of layers with such buffers only BatchNorm can be trained."
+                )
+            if layer.momentum is None:
+                raise UserError(
+                    f"The model's layer {path} averages over all batches that it ever saw (momentum=None), which "
+                    "clients cannot share: give it a momentum, such as 0.1."
+                )
+            if kind != "num_batches_tracked":
+                found[name] = buffer
+    return found
+
+
+def bind(network: torch.nn.Module) -> tuple[torch.nn.Parameter, torch.Tensor]:
+    """Lay the network's tensors and gradients out as views of one flat vector.
 
     Whoever writes into the flat parameter or its `.grad` writes into the network, and the other way round:
     backward accumulates in place, so a step costs one kernel on the flat vector instead of one a tensor.
 
-    Raises `UserError` for a network with buffers, such as the running means of BatchNorm: what one client
-    leaves in them would reach the next one, past masks, updates and costs.
+    Returns the flat parameter [trained], and the vector [total] of which it is a view: behind it lie the running
+    statistics. BatchNorm's counts of batches, which nothing needs, are dropped.
+
+    Raises `UserError` as `running_statistics` does.
     """
-    if buffer := next((name for name, _ in network.named_buffers()), None):
-        raise UserError(
-            f"The model keeps {buffer} beside its parameters, which clients would hand to each other unseen: "
-            "use layers without such buffers, as GroupNorm in place of BatchNorm."
-        )
-    space = ParameterSpace.of(network)
+    space, statistics = ParameterSpace.of(network), running_statistics(network)
+    tensors = [*network.parameters(), *statistics.values()]
     with torch.no_grad():
-        flat = torch.nn.Parameter(torch.cat([p.detach().reshape(-1) for p in network.parameters()]))
+        vector = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        flat = torch.nn.Parameter(vector[: space.trained])
         flat.grad = torch.zeros_like(flat)
-        views = zip(network.parameters(), space.items(flat.detach()), space.items(flat.grad), strict=True)
-        for parameter, (_, weight), (_, gradient) in views:
-            parameter.data = weight
+        views = [view for _, view in space.items(vector)]
+        for tensor, view in zip(tensors, views, strict=True):
+            tensor.data = view
+        for parameter, (_, gradient) in zip(
+            network.parameters(), space.parameters.items(flat.grad), strict=True
+        ):
             parameter.grad = gradient
-    return flat
+    for layer in network.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.num_batches_tracked = None
+    return flat, vector

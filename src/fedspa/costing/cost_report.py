@@ -152,7 +152,10 @@ class CostReport:
                 "encoded": total.encoded_bytes,
                 "dense_total": dense.traffic_bytes,
             },
-            "parameters": {"total": self.space.total, "active": sum(self.active)},
+            "parameters": {
+                "total": self.network.parameters,
+                "active": sum(self.active) - self.network.statistics,
+            },
             "tensors": self.tensors,
             "notes": self.notes,
         }
@@ -191,7 +194,7 @@ def _tensor_table(report: CostReport) -> Table:
         shape = "x".join(map(str, tensor["shape"]))
         density = f"{tensor['density']:.3f}"
         table.add_row(tensor["name"], shape, f"{tensor['active']:,}", density, show_flops(tensor["flops"]))
-    active, total = sum(report.active), report.space.total
+    active, total = sum(report.active) - report.network.statistics, report.network.parameters
     flops = show_flops(report.network.forward_flops(report.active))
     table.add_section()
     table.add_row("all", "", f"{active:,}", f"{active / total:.3f}", flops)

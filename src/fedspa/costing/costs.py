@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fedspa.errors import UserError, check_choice
+from fedspa.weights import ParameterSpace
 
 Counted: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 FREE = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.PReLU, nn.modules.batchnorm._NormBase)
@@ -29,14 +30,17 @@ VALUE_BYTES = 4
 @dataclass(frozen=True)
 class NetworkCosts:
     """The costs of one network. `active` is always the number of active parameters of each tensor, in the
-    order of `named_parameters`; None stands for the dense network."""
+    order of `ParameterSpace`; None stands for the dense network."""
 
     sizes: tuple[int, ...]
-    """Parameters of each tensor."""
+    """Length of each tensor: of the parameters, then of BatchNorm's running statistics (see `ParameterSpace`)."""
     flops_per_active: tuple[int, ...]
     """Forward FLOPs a sample that one active parameter of each tensor causes."""
     convention: str = "honest"
     """honest counts what really travels; paper leaves masks out."""
+
+    statistics: int = 0
+    """How many values are running statistics: they travel as parameters do, and no mask reaches them."""
 
     def __post_init__(self) -> None:
         check_choice("costs.convention", self.convention, ("honest", "paper"))
@@ -50,12 +54,13 @@ class NetworkCosts:
         `input_shape` is that of one sample: channels, height, width. Raises `UserError` that names a layer
         which it cannot count. Only layers are seen: products made by bare functions are not counted.
         """
-        sizes = tuple(p.numel() for p in network.parameters())
-        return cls(sizes, _flops_per_active(network, input_shape), convention)
+        space = ParameterSpace.of(network)
+        flops = (*_flops_per_active(network, input_shape), *[0] * space.statistics)
+        return cls(space.sizes, flops, convention, space.total - space.trained)
 
     @property
     def parameters(self) -> int:
-        return sum(self.sizes)
+        return sum(self.sizes) - self.statistics
 
     def forward_flops(self, active: Sequence[int] | None = None) -> int:
         """FLOPs of the forward pass of one sample."""

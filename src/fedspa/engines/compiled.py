@@ -43,16 +43,26 @@ class CompiledEngine(OverEager):
     def _trained(self, request: Train) -> Trained:
         step, settings = self._step, self._eager.settings
         plan = plan_visit(self._eager.pixels, request, settings)
-        samples = int((plan[:, :, 0] >= 0).sum())
+        counts = (plan[:, :, 0] >= 0).sum(1).tolist()
+        samples = sum(counts)
         self._prepare(request.generator)
         step.start([request])
-        for part in sent(plan[:, : step.batch_size], self.device):
-            step.part.copy_(part)
-            step.take_step()
+        for part, count in zip(sent(plan[:, : step.batch_size], self.device), counts, strict=True):
+            if count < len(part) and self.space.statistics:
+                step.take_partial_step(
+                    part[:count]
+                )  # what fills a batch up would count in BatchNorm's averages
+            else:
+                step.part.copy_(part)
+                step.take_step()
         return Trained(step.weights.clone(), step.loss_sum[0] / samples, samples)
 
     def _gradient(self, request: Gradient) -> torch.Tensor:
         step = self._step
+        if len(request.rows) < step.batch_size and self.space.statistics:
+            (gradient,) = self._eager.answer([request])
+            assert isinstance(gradient, torch.Tensor)
+            return gradient
         part = first_batch(self._eager.pixels, request.rows, request.generator, step.batch_size)
         self._prepare(request.generator)
         step.weights.copy_(request.weights)

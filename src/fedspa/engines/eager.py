@@ -21,7 +21,7 @@ from fedspa.rounds.requests import (
     TrainingAccuracy,
 )
 from fedspa.settings import TrainingSettings
-from fedspa.weights import ParameterSpace
+from fedspa.weights import ParameterSpace, whole
 
 
 class EagerEngine:
@@ -54,7 +54,7 @@ class EagerEngine:
     @property
     def weights(self) -> torch.Tensor:
         """A copy of the working network's flat weights [total]."""
-        return self.module.weights.detach().clone()
+        return self.module.vector.clone()
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
         """One request after another."""
@@ -93,7 +93,7 @@ class EagerEngine:
         self.module.train()
         torch.manual_seed(request.generator.initial_seed())
         batch = next(self.pixels.epoch(request.rows, self.settings.batch_size, request.generator))
-        return self._backward(batch)[1].clone()
+        return whole(self._backward(batch)[1], self.space).clone()
 
     def accuracy(self, request: TrainingAccuracy, predicted: torch.Tensor) -> float:
         """The answer to a request, from the classes predicted (int64 [n])."""
@@ -105,7 +105,7 @@ class EagerEngine:
         self.module.eval()
         total = torch.zeros_like(weights)
         for batch in self.pixels.in_order(rows, self.settings.batch_size):
-            total += self._backward(batch)[1] * (len(batch.labels) / len(rows))
+            total[: self.space.trained] += self._backward(batch)[1] * (len(batch.labels) / len(rows))
         return total
 
     @torch.no_grad()
@@ -122,7 +122,7 @@ class EagerEngine:
         return torch.cat(classes)
 
     def _backward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss of a batch and the flat gradient, which the next call overwrites."""
+        """Loss of a batch and the flat gradient [trained], which the next call overwrites."""
         gradient = self.module.weights.grad
         assert gradient is not None
         gradient.zero_()

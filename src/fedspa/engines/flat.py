@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from itertools import chain
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from fedspa.settings import TrainingSettings
 from fedspa.weights import ParameterSpace
 
 GradientAndLoss: TypeAlias = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
+    [torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ]
 
 
@@ -32,17 +33,31 @@ class _Loss(nn.Module):
 
 
 def gradient_and_loss(module: LocalTraining, space: ParameterSpace) -> GradientAndLoss:
-    """(weights [total], images [B, C, H, W], labels [B]) -> gradient [total] and loss of the module's training step.
+    """(weights [total], images [B, C, H, W], labels [B]) -> gradient [trained] and loss of the module's training step,
+    and the running statistics [total - trained] after it.
 
-    A pure function: neither the network's parameters nor their gradients are looked at or changed.
+    A pure function: neither the network's tensors nor their gradients are looked at or changed.
     """
     loss = _Loss(module)
 
-    def of_weights(weights: torch.Tensor, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        parameters = {f"module.network.{name}": tensor for name, tensor in space.items(weights)}
-        return functional_call(loss, parameters, (images, labels))
+    def of_weights(
+        weights: torch.Tensor, statistics: torch.Tensor, images: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        after = statistics.clone()  # the layers write into it
+        tensors = chain(space.parameters.items(weights), space.running.items(after))
+        named = {f"module.network.{name}": tensor for name, tensor in tensors}
+        return functional_call(loss, named, (images, labels)), after
 
-    return grad_and_value(of_weights)
+    differentiated: Callable[..., Any] = grad_and_value(of_weights, has_aux=True)
+
+    def gradient_and_loss(
+        weights: torch.Tensor, images: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        parts = weights.split([space.trained, space.total - space.trained])
+        gradient, (value, after) = differentiated(*parts, images, labels)
+        return gradient, value, after
+
+    return gradient_and_loss
 
 
 def logits(

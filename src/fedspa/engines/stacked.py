@@ -99,6 +99,11 @@ class StackedEngine(OverEager):
 
 def _check(eager: EagerEngine) -> None:
     """Stack two clients of one image each, to see whether torch can. Raises `UserError` where it cannot."""
+    if eager.space.statistics:
+        raise UserError(
+            "engine=stacked fills the clients' batches up to one size, which would count in the averages of BatchNorm: "
+            "use engine=eager, or model.batchnorm=groupnorm."
+        )
     part = eager.pixels.plan(torch.zeros(2, dtype=torch.int64), torch.Generator()).to(eager.device)
     batch = eager.pixels.planned(part)
     images, labels = batch.images.unflatten(0, (2, 1)), batch.labels.view(2, 1)

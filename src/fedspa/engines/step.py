@@ -45,7 +45,7 @@ class LocalStep:
         self.gradient = torch.zeros_like(self.weights)
         self.mask = torch.ones_like(self.weights)
         self.anchor = torch.zeros_like(self.weights)
-        self.velocity = torch.zeros_like(self.weights) if eager.settings.momentum else None
+        self.velocity = torch.zeros_like(self._trained(self.weights)) if eager.settings.momentum else None
         # No tensor here is without a dimension: torch.compile loses what is written into such a one on the CPU.
         self.rate = torch.zeros(1, device=device, dtype=self.weights.dtype)
         self.pull = torch.zeros(1, device=device, dtype=self.weights.dtype)
@@ -71,6 +71,10 @@ class LocalStep:
         """Set `gradient` to the dense gradient of `part` at `weights`. Recorded here, in training mode: many a run
         never asks for it."""
         return self._captures(self._run_gradient)
+
+    def _trained(self, vector: torch.Tensor) -> torch.Tensor:
+        """The parameters' part of a vector [total], or of one a lane: a view."""
+        return vector[..., : self._eager.space.trained] if self._eager.space.statistics else vector
 
     @property
     def batch_size(self) -> int:
@@ -98,31 +102,43 @@ class LocalStep:
     @torch.no_grad()  # as in a step: what torch compiled for one mode it would compile again for the other
     def _run_gradient(self) -> None:
         with self._eager.fabric.autocast():
-            gradient, _, _ = self._compiled_gradient(self.weights, self.part)
-        self.gradient.copy_(gradient)
+            gradient, _, _, _ = self._compiled_gradient(self.weights, self.part)
+        self._trained(self.gradient).copy_(gradient)
 
     @torch.no_grad()
     def _run_step(self) -> None:
         with self._eager.fabric.autocast():
-            gradient, loss, count = self._compiled_gradient(self.weights, self.part)
-        self._compiled_update(gradient, loss, count)
+            gradient, loss, statistics, count = self._compiled_gradient(self.weights, self.part)
+        self._compiled_update(gradient, loss, statistics, count)
+
+    @torch.no_grad()
+    def take_partial_step(self, part: torch.Tensor) -> None:
+        """The step of `take_step` on a batch of another shape [b, 1 or 6] that nothing fills up; not compiled."""
+        with self._eager.fabric.autocast():
+            found = self._take_gradient(self.weights, part)
+        self._update(*found)
 
     def _take_gradient(
         self, weights: torch.Tensor, part: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Gradient, mean loss, and number of images of a batch."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Gradient [trained], mean loss, running statistics after it, and number of images of a batch."""
         batch = self._eager.pixels.filled_up(part.flatten(0, -2))
         images, labels = batch.images, batch.labels
         if self._lanes is not None:
             images, labels = (tensor.unflatten(0, part.shape[:2]) for tensor in (images, labels))
-        gradient, loss = self._backward(weights, images, labels)
-        return gradient, loss, (part[..., 0] >= 0).sum(-1)
+        gradient, loss, statistics = self._backward(weights, images, labels)
+        return gradient, loss, statistics, (part[..., 0] >= 0).sum(-1)
 
-    def _update(self, gradient: torch.Tensor, loss: torch.Tensor, count: torch.Tensor) -> None:
+    def _update(
+        self, gradient: torch.Tensor, loss: torch.Tensor, statistics: torch.Tensor, count: torch.Tensor
+    ) -> None:
         before = self.weights if self._lanes is None else self.weights.clone()
-        self._eager.module.clip_and_mask(gradient, self.mask)
-        sgd_step(self.weights, gradient, self.velocity, self.rate, self._eager.settings)
-        self.weights.lerp_(self.anchor, self.pull)
+        weights = self._trained(self.weights)
+        self._eager.module.clip_and_mask(gradient, self._trained(self.mask))
+        sgd_step(weights, gradient, self.velocity, self.rate, self._eager.settings)
+        weights.lerp_(self._trained(self.anchor), self.pull)
+        if statistics.shape[-1]:
+            self.weights[..., self._eager.space.trained :].copy_(statistics)
         if self._lanes is not None:
             trains = count > 0  # without images the loss is 0 / 0
             self.weights.copy_(torch.where(trains[:, None], self.weights, before))

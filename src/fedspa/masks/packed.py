@@ -25,9 +25,14 @@ class PackedMask:
         return cls(torch.from_numpy(np.packbits(flags.numpy())), len(flags))
 
     @property
+    def active(self) -> int:
+        """How many are ones."""
+        return int(np.bitwise_count(self.bits.numpy()).sum())
+
+    @property
     def density(self) -> float:
-        """Share of the parameters that are active."""
-        return int(np.bitwise_count(self.bits.numpy()).sum()) / self.length
+        """Share of the coordinates that are ones."""
+        return self.active / self.length
 
     def unpack(self, like: torch.Tensor) -> torch.Tensor:
         """The mask [length] as zeros and ones, in the dtype and on the device of `like`.

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
 
 from fedspa.client_state import ClientState
 from fedspa.masks.base import MaskSearcher, SearchInput
@@ -17,9 +19,6 @@ from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import SEED_BYTES, Costs
 from fedspa.rounds.requests import Gradient, NextMask, Request, Trained
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(kw_only=True)
@@ -45,17 +44,20 @@ class FedSpa(Method):
         if searcher.needs_gradient:
             batches = task.generator("mask_search")
             gradient = yield Gradient(weights=trained.weights, rows=task.rows, generator=batches)
+        trained_part = task.space.trained  # a searcher sees the parameters alone, behind them all stays 1
         search = SearchInput(
-            space=task.space,
-            mask=mask,
-            weights=trained.weights,
-            gradient=gradient,
+            space=task.space.parameters,
+            mask=mask[:trained_part],
+            weights=trained.weights[:trained_part],
+            gradient=gradient if gradient is None else gradient[:trained_part],
             round=task.round,
             generator=task.generator("regrow"),
         )
         next_mask: torch.Tensor = yield NextMask(searcher=searcher, search=search)
         with task.clock("search"):
-            packed = task.own_mask if next_mask is mask else PackedMask.pack(next_mask)
+            packed = task.own_mask
+            if next_mask is not search.mask:
+                packed = PackedMask.pack(torch.cat([next_mask, mask[trained_part:]]))
         active = task.space.count(mask)
         return Visit(
             update=start - trained.weights,

@@ -42,8 +42,10 @@ class Subsampling(Method):
         trained: Trained = yield task.train(task.weights, task.training.epochs)
         sent = self._mask(task)
         update = sent * (task.weights - trained.weights)
+        if self.rescale:
+            update[: task.space.trained] /= self.keep_rate
         return Visit(
-            update=update / self.keep_rate if self.rescale else update,
+            update=update,
             holds=sent,
             local=trained.weights,
             loss=trained.loss,
@@ -52,13 +54,17 @@ class Subsampling(Method):
         )
 
     def _mask(self, task: ClientTask) -> torch.Tensor:
-        """Exactly round(keep_rate x total) random coordinates, so that every uplink has the same length."""
-        total = len(task.weights)
-        kept = smallest(torch.rand(total, generator=task.generator("uplink_mask")), self._kept(total))
-        return kept.to(task.weights)
+        """Exactly round(keep_rate x trained) random parameters, so that every uplink has the same length.
 
-    def _kept(self, total: int) -> int:
-        return round(self.keep_rate * total)
+        Running statistics are sent whole: a part of their way would leave averages of nothing, or negative variances.
+        """
+        trained = task.space.trained
+        kept = smallest(torch.rand(trained, generator=task.generator("uplink_mask")), self._kept(trained))
+        statistics = torch.ones(task.space.total - trained, dtype=torch.bool)
+        return torch.cat([kept, statistics]).to(task.weights)
+
+    def _kept(self, parameters: int) -> int:
+        return round(self.keep_rate * parameters)
 
     def visit_costs(self, size: VisitSize, searcher: MaskSearcher | None) -> Costs:
         network = size.network
@@ -66,6 +72,6 @@ class Subsampling(Method):
         return Costs(
             train_flops=network.training_flops(None, size.training.samples(size.rows)),
             down_bytes=network.value_bytes(None),
-            up_bytes=network.value_bytes([self._kept(network.parameters)]),
+            up_bytes=network.value_bytes([self._kept(network.parameters), network.statistics]),
             mask_bytes=SEED_BYTES if partial else 0,
         )

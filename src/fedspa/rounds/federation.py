@@ -167,7 +167,8 @@ class FederatedLoop:
 
     def density(self, client: int) -> float:
         """Share of the parameters that the client's mask keeps active; 1 where it has none."""
-        return self.client_state(client).density
+        mask, space = self.client_state(client).mask, self._visitor.engine.space
+        return 1.0 if mask is None else (mask.active - (space.total - space.trained)) / space.trained
 
     def _round(self, clock: Clock) -> tuple[FederationState, RoundRecord]:
         """The next round: the state after it, and what it has to tell."""

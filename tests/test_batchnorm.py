@@ -1,0 +1,202 @@
+"""BatchNorm under federated training: what becomes of its running statistics, by hand and in whole rounds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from federations import Federation, engine, federation, pixels, random_clients, random_images, train
+from torch import nn
+
+from fedspa.costing.costs import NetworkCosts
+from fedspa.engines.choice import Workload
+from fedspa.engines.compiled import CompiledEngine
+from fedspa.engines.stacked import StackedEngine
+from fedspa.errors import UserError
+from fedspa.masks.dst import DST
+from fedspa.masks.initial import InitialMasks
+from fedspa.masks.rsm import RSM
+from fedspa.methods.ditto import Ditto
+from fedspa.methods.fedavg import FedAvg
+from fedspa.methods.fedspa import FedSpa
+from fedspa.methods.local import Local
+from fedspa.methods.subfedavg import SubFedAvg
+from fedspa.methods.subsampling import Subsampling
+from fedspa.models.initialise import seeded
+from fedspa.rounds.requests import Pull
+from fedspa.running.executor import Workers
+from fedspa.settings import TrainingSettings
+from fedspa.weights import ParameterSpace
+
+CLIENTS = random_clients(3, 9, 14, 8)  # with batches of 4, one client has a last batch of a single image
+TRAINING = TrainingSettings(epochs=2, batch_size=4, clip_norm=0.5, momentum=0.5, weight_decay=0.1)
+METHODS = {
+    "fedavg": (FedAvg(name="fedavg"), None),
+    "fedspa-dst": (FedSpa(name="fedspa"), DST(name="dst", initial="different", anneal_rounds=3)),
+    "fedspa-rsm": (FedSpa(name="fedspa"), RSM(name="rsm")),
+    "fedspa-holders": (FedSpa(name="fedspa", normaliser="holders"), RSM(name="rsm", initial="different")),
+    "ditto": (Ditto(name="ditto", shared_epochs=1, personal_epochs=2), None),
+    "local": (Local(name="local"), None),
+    "subfedavg": (SubFedAvg(name="subfedavg", accuracy_threshold=0.0), None),
+    "subsampling": (Subsampling(name="subsampling", rescale=True), None),
+}
+
+
+def network() -> nn.Module:
+    return seeded(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True)),
+            *(nn.MaxPool2d(2), nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6, momentum=0.3), nn.ReLU()),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)),
+        ),
+        seed=0,
+    )
+
+
+def run(name: str, **options) -> Federation:
+    method, searcher = METHODS[name]
+    model = network()
+    space = ParameterSpace.of(model)
+    active = [
+        size // 2 if len(shape) > 1 else size for size, shape in zip(space.sizes, space.shapes, strict=True)
+    ]
+    shared = searcher is None or searcher.initial == "same"
+    return federation(
+        method,
+        model,
+        CLIENTS,
+        TRAINING,
+        searcher=searcher,
+        initial_mask=InitialMasks(space, active, shared=shared, seed=0) if searcher else None,
+        rounds=2,
+        **options,
+    )
+
+
+def statistics(federation: Federation, weights: torch.Tensor) -> torch.Tensor:
+    return weights[federation.space.trained :]
+
+
+class Brightness(nn.Module):
+    """BatchNorm of one channel: its running mean follows the mean pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1, momentum=0.5)
+        self.head = nn.Linear(1, 2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(images).mean((2, 3)))
+
+
+@pytest.mark.parametrize(("weighting", "shares"), [("samples", (1 / 4, 3 / 4)), ("uniform", (1 / 2, 1 / 2))])
+def test_the_average_of_two_clients_by_hand(weighting, shares):
+    """One batch a client. Its running mean is half the mean of its own batch and half the 0 it began with, its running
+    variance half the unbiased variance and half the 1; the server's are theirs by the method's own weights."""
+    clients = random_clients(2, 6, side=3, classes=2)
+    run = federation(
+        FedAvg(name="fedavg", weighting=weighting),
+        Brightness(),
+        clients,
+        TrainingSettings(epochs=1, batch_size=8),
+    )
+    batches = [(clients.train.images[rows].double() / 255 - 0.5) / 0.25 for rows in clients.train_rows]
+    wanted = [
+        sum(share * float(batch.mean()) / 2 for share, batch in zip(shares, batches, strict=True)),
+        sum(share * (1 + float(batch.var())) / 2 for share, batch in zip(shares, batches, strict=True)),
+    ]
+    (record,) = run.run()
+    assert statistics(run, run.initial).tolist() == [0, 1]
+    assert statistics(run, run.weights).tolist() == pytest.approx(wanted, rel=1e-12)
+    values = ParameterSpace.of(Brightness()).total
+    assert values == 2 + 4 + 2
+    assert (
+        record.costs.down_bytes == record.costs.up_bytes == 2 * 4 * values
+    )  # two clients, four bytes a value
+
+
+def test_statistics_are_neither_decayed_nor_clipped_nor_pulled():
+    """They are those of a plain loop without any optimizer: what is multiplied by the learning rate is not in them."""
+    images = random_images(8, 8, 3, seed=5)
+    training = TrainingSettings(epochs=3, batch_size=4, weight_decay=1e6, clip_norm=1e-9, momentum=0.9)
+    runner, rows = engine(network(), pixels(images), training), torch.arange(8)
+    pull = Pull(runner.weights + 1, 1e9)
+    generator = torch.Generator()
+    trained = train(runner, runner.weights, rows, epochs=3, learning_rate=0.0, generator=generator, pull=pull)
+    plain, source = network().double().train(), torch.Generator()
+    for _ in range(3):
+        for batch in pixels(images).epoch(rows, 4, source):
+            plain(batch.images)
+    wanted = torch.cat([buffer.flatten() for name, buffer in plain.named_buffers() if "num" not in name])
+    torch.testing.assert_close(trained.weights[runner.space.trained :], wanted)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_masks_gradients_and_updates_leave_the_statistics_to_the_average(name):
+    """The global statistics are the clients' by the method's weights, whatever its masks, and none is ever pruned."""
+    done = run(name)
+    before, method = statistics(done, done.initial), METHODS[name][0]
+    for _ in done.loop.rounds():
+        visits = done.visits[-4:]
+        assert all(not torch.equal(statistics(done, visit.local), before) for _, visit in visits)
+        for _, visit in visits:
+            if visit.holds is not None:
+                assert statistics(done, visit.holds).all()
+        after = statistics(done, done.weights)
+        if name != "local":
+            shares = torch.tensor([method.weight(len(CLIENTS.train_rows[client])) for client, _ in visits])
+            mean = (shares / shares.sum()).double() @ torch.stack(
+                [statistics(done, v.local) for _, v in visits]
+            )
+            torch.testing.assert_close(after, mean)
+    if METHODS[name][1]:
+        assert done.loop.density(0) == (18 + 108 + 9 + 2 * 4 + 6 + 2 * 6 + 3) / 299
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedspa-dst", "ditto", "subsampling", "subfedavg"])
+def test_compiled_rounds_are_those_of_the_eager_engine(name):
+    eager = run(name)
+    other = run(
+        name, engine_of=lambda one: CompiledEngine(one, Workload(largest=14, steps=100), compiler=None)
+    )
+    for reference, record in zip(eager.run(), other.run(), strict=True):
+        assert record.loss == pytest.approx(reference.loss, rel=1e-10) and record.scores == reference.scores
+    for (_, ours), (_, theirs) in zip(other.visits, eager.visits, strict=True):
+        assert (ours.local - theirs.local).norm() <= 1e-10 * (theirs.local - eager.initial).norm()
+    torch.testing.assert_close(
+        statistics(other, other.weights), statistics(eager, eager.weights), rtol=1e-10, atol=0
+    )
+
+
+def test_the_step_with_batchnorm_compiles_and_updates_the_statistics():
+    def compiled(one):
+        return CompiledEngine(one, Workload(largest=14, steps=100), compiler="aot_eager")
+
+    eager, other = run("fedspa-dst"), run("fedspa-dst", engine_of=compiled)
+    eager.run(), other.run()
+    torch.testing.assert_close(other.weights, eager.weights, rtol=1e-9, atol=1e-12)
+
+
+def test_clients_in_lockstep_are_refused():
+    with pytest.raises(UserError, match="engine=stacked fills .* averages of BatchNorm"):
+        run("fedavg", engine_of=lambda one: StackedEngine(one, Workload(14, 100), clients=2, compiler=None))
+
+
+def test_two_workers_leave_the_same_bytes():
+    def workers(visitor):
+        return Workers(visitor, 2, len(visitor.engine.weights), torch.float32)
+
+    alone, shared = (
+        run("fedspa-dst", dtype=torch.float32),
+        run("fedspa-dst", dtype=torch.float32, executor=workers),
+    )
+    ours, theirs = alone.run(), shared.run()
+    shared.loop._executor.close()
+    assert torch.equal(alone.weights, shared.weights)
+    assert [record.scores for record in ours] == [record.scores for record in theirs]
+
+
+def test_the_network_without_its_statistics_has_the_same_flops():
+    with_them = NetworkCosts.of(network(), (1, 8, 8))
+    assert with_them.statistics == 2 * (4 + 6) and with_them.parameters == 36 + 8 + 216 + 6 + 12 + 18 + 3
+    assert with_them.value_bytes() == 4 * (with_them.parameters + 20)
+    assert with_them.flops_per_active[-4:] == (0, 0, 0, 0)
