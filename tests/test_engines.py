@@ -463,11 +463,33 @@ def test_auto_compiles_long_runs_on_a_gpu_and_falls_back_where_it_cannot(monkeyp
 
     monkeypatch.setattr(Compiled, "build", fail)
     assert auto.build(eager, Workload(largest=5, steps=100)) is eager
-    assert "engine=auto now does so" in caplog.text
+    assert "auto goes on without compiled: engine=compiled cannot compile" in caplog.text
     assert auto.build(eager, Workload(largest=5, steps=100)) is eager
-    assert "too little memory here (CUDA out of memory): engine=auto takes eager" in caplog.text
+    assert "without compiled, for which memory is too little: CUDA out of memory" in caplog.text
     with pytest.raises(TypeError, match="a bug"):
         auto.build(eager, Workload(largest=5, steps=100))
+
+
+def test_auto_stacks_small_networks_whose_clients_are_about_as_large(monkeypatch):
+    eager = SimpleNamespace(device=torch.device("cuda"), pixels=SimpleNamespace(in_memory=True))
+    for kind in (Compiled, Stacked):
+        monkeypatch.setattr(kind, "build", lambda self, eager, workload: self.name)
+    auto, small = Auto(name="auto"), Workload(largest=1248, steps=200_000, batch_flops=600_000_000)
+    assert auto.build(eager, small) == "stacked"
+    for other in ({"batch_flops": 39_000_000_000}, {"batch_flops": 0}, {"evenness": 0.5}, {"clients": 1}):
+        assert auto.build(eager, replace(small, **other)) == "compiled"
+    assert auto.build(eager, replace(small, steps=19_999)) is eager
+
+    def refuse(self, eager, workload):
+        raise UserError("engine=stacked cannot train a model that draws random numbers")
+
+    monkeypatch.setattr(Stacked, "build", refuse)
+    assert auto.build(eager, small) == "compiled"
+
+
+@pytest.mark.parametrize(("clients", "lanes"), [(10, 10), (12, 6), (3, 3), (1, 1), (21, 7), (100, 10)])
+def test_turns_of_a_stack_are_of_equal_size(clients, lanes):
+    assert Stacked(name="stacked", clients=10).lanes(Workload(largest=1, steps=1, clients=clients)) == lanes
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
 
     train_pixels = pixels(data.train, source.augmentation)
     eager = EagerEngine(fabric, network, settings.training, train_pixels)
-    engine = plan.engine.build(eager, _workload(plan, rows))
+    engine = plan.engine.build(eager, _workload(plan, rows, costs, launch.size))
     space = engine.space
     active, full_mask = plan.active_counts(space), PackedMask.pack(torch.ones(space.total))
     first_masks = active and InitialMasks(
@@ -176,14 +176,19 @@ def _executor(plan: Plan, visitor: Visitor, origin: Origin, launch: Launch) -> E
     return Workers(visitor, workers, len(origin.weights), origin.weights.dtype)
 
 
-def _workload(plan: Plan, rows: ClientRows) -> Workload:
+def _workload(plan: Plan, rows: ClientRows, costs: NetworkCosts, ranks: int) -> Workload:
     """The steps are those of rounds whose clients are all of mean size."""
     federation, training = plan.settings.federation, plan.settings.training
     sizes = row_counts(rows.train)
-    visits, mean_size = federation.rounds * federation.clients_per_round, float(sizes.mean())
+    visits = federation.rounds * federation.clients_per_round
+    mean_size, largest = float(sizes.mean()), int(sizes.max())
+    batches = ceil(mean_size / training.batch_size)
     return Workload(
-        largest=int(sizes.max()),
-        steps=round(visits * training.epochs * ceil(mean_size / training.batch_size)),
+        largest=largest,
+        steps=round(visits * training.epochs * batches),
+        clients=ceil(federation.clients_per_round / ranks),
+        batch_flops=costs.forward_flops() * min(training.batch_size, largest),
+        evenness=batches / ceil(largest / training.batch_size),
         gradients=plan.mask is not None and plan.mask.needs_gradient,
         # A client's test images are one batch, not filled up; those of all clients, several of a fair size.
         test_batch=min(

@@ -22,7 +22,7 @@ from fedspa.saving.checkpoint import Checkpoints
 from fedspa.saving.resuming import CHECKPOINTS, occupied, refuse_others
 from fedspa.saving.run_state import Part, RunState
 from fedspa.tracking.client_table import LastMasks, client_arrays, client_rows
-from fedspa.tracking.console import ConsoleView
+from fedspa.tracking.console import console_views
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.run_folder import RunFolder
 from fedspa.tracking.summary import History
@@ -66,7 +66,7 @@ class _Run:
         saved = self._saved(folder)
         self._info = describe(plan, federation, folder, saved["round"] if saved else 0)
         self._folder = RunFolder(replace=settings.resume is not None)
-        everyone = {"run_folder": self._folder, "console_view": ConsoleView(), **plan.loggers}
+        everyone = {"run_folder": self._folder, **console_views(), **plan.loggers}
         self._trackers = Trackers(everyone if self._group.main else {})
         self._history = History(settings.eval.targets, settings.eval.final_rounds)
         parts: dict[str, Part] = {

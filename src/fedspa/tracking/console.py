@@ -6,6 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,6 +22,11 @@ WINDOW = 20
 """Rounds over which the speed is taken."""
 LINE_SHARE, LINE_SECONDS = 0.05, 10.0
 """Without a terminal: a line each 5 % of the rounds, or each 10 s, whichever comes first."""
+
+
+def console_views() -> dict[str, ConsoleView]:
+    """The console view by its name; none on a machine that has what trains and no more."""
+    return {"console_view": ConsoleView()} if find_spec("rich") else {}
 
 
 class ConsoleView:
