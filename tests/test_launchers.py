@@ -17,7 +17,8 @@ from tracking_runs import run_info, run_record, run_result
 from fedspa.cli import main
 from fedspa.sweeping import launchers
 from fedspa.sweeping.launchers import CONSOLE, Ended, Launching, beside_others
-from fedspa.tracking.mlflow_store import PARENT, MLflowTracker
+from fedspa.tracking.mlflow_page import PARENT
+from fedspa.tracking.mlflow_store import MLflowTracker
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = [

@@ -21,7 +21,8 @@ from fedspa.errors import UserError
 from fedspa.rounds.sampling import sample_clients
 from fedspa.sweeping.studies import Study, study
 from fedspa.sweeping.sweep import JobFailed, only_one
-from fedspa.tracking.mlflow_store import PARENT, MLflowTracker
+from fedspa.tracking.mlflow_page import NOTE, PARENT
+from fedspa.tracking.mlflow_store import MLflowTracker
 from fedspa.tracking.mlflow_sweep import nested_in
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -375,7 +376,7 @@ def test_a_sweeps_run_is_found_again_and_tells_the_truth(store):
 
 def test_without_mlflow_nothing_is_nested():
     with nested_in("sparsity", {}) as parent:
-        assert parent.overrides == []
+        assert parent.overrides("seed=0") == []
 
 
 def test_a_real_sweep(tmp_path, store):
@@ -415,6 +416,8 @@ def test_a_real_sweep(tmp_path, store):
     nested = [run for run in runs if PARENT in run.data.tags]
     assert (parent.info.run_name, parent.info.status) == (folder.name, "FINISHED")
     assert {run.data.tags[PARENT] for run in nested} == {parent.info.run_id}
+    assert {run.info.run_name for run in nested} == {"seed=0", "seed=1"}  # what differs
+    assert "| `seed=1` | global " in parent.data.tags[NOTE]
     assert sorted((run.data.tags["seed"], run.info.status) for run in nested) == [
         ("0", "FINISHED"),
         ("1", "FINISHED"),

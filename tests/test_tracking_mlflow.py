@@ -11,7 +11,7 @@ import pytest
 from tracking_runs import faulty_records, run_info, run_record, run_result
 
 from fedspa.errors import UserError
-from fedspa.tracking import mlflow_connection, mlflow_store
+from fedspa.tracking import mlflow_connection, mlflow_page, mlflow_store
 from fedspa.tracking.mlflow_store import MLflowTracker, flat_params
 from fedspa.tracking.run_folder import RunFolder
 
@@ -78,7 +78,18 @@ def test_a_finished_run_reads_back(
         "method": "fedspa", "mask": "dst", "dataset": "digits", "model": "small", "partition": "iid",
         "seed": "0", "sparsity": "0.5", "config_hash": "c0ffee", "partition_hash": "beef", "version": "0.1.0",
     }.items()  # fmt: skip
-    assert "3 clients (iid) with 8 training images" in run.data.tags["mlflow.note.content"]
+    note = run.data.tags["mlflow.note.content"]
+    assert "3 clients (iid) with 8 training images" in note
+    assert (
+        "| personal | 44.00 | 1.50 | 41.00 |" in note and "| traffic | 24.5 kB | 48.0 kB | 49.0 % |" in note
+    )
+    assert "| finetuned | 60.00" in note
+    (data,) = run.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.digest) == ("digits", "beef")
+    assert (
+        client.get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"]
+        == "custom_model_development"
+    )
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert files == {
         "config.yaml",
@@ -235,3 +246,24 @@ def test_two_processes_make_one_store_at_once(tmp_path: Path) -> None:
     for process in both:
         process.join(60)
     assert [process.exitcode for process in both] == [0, 0]
+
+
+def test_a_run_names_the_commit_of_its_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(mlflow_page, "project_root", lambda: Path(__file__).parents[1])
+    monkeypatch.setattr(mlflow_page, "_git", lambda *words: "a" * 40 if "rev-parse" in words else "")
+    mlflow_page.source_tags.cache_clear()
+    found = mlflow_page.source_tags()
+    assert found["mlflow.source.git.commit"] == "a" * 40 and found["uncommitted_changes"] == "false"
+    monkeypatch.undo()
+    monkeypatch.setattr(mlflow_page, "project_root", lambda: tmp_path)  # no clone
+    mlflow_page.source_tags.cache_clear()
+    assert "mlflow.source.git.commit" not in mlflow_page.source_tags()
+    mlflow_page.source_tags.cache_clear()
+
+
+def test_the_description_of_a_large_sweep_is_cut(tmp_path: Path) -> None:
+    jobs = {f"dataset=cifar100,method=fedspa,seed={number}": "personal 55.5 %" for number in range(189)}
+    note = mlflow_page.sweep_note(jobs)
+    assert len(note) < 5000
+    shown = note.count("personal 55.5")
+    assert note.endswith(f"And {189 - shown} more.") and shown > 50

@@ -34,6 +34,8 @@ NEUTRAL = (
     "resume",
 )
 """Settings that change neither a run's results nor what it leaves in its folder."""
+SINGLE = "single"
+"""The name of a job that varies nothing."""
 LONGEST_NAME = 200
 """File systems allow 255 bytes."""
 
@@ -99,7 +101,7 @@ def study(
         if key not in varied and key not in NEUTRAL and key.partition(".")[0] not in NEUTRAL
         for text in _choices(override)
     ]
-    base = told["sweep"].value() if "sweep" in told else "+".join(sorted(varied)) or "single"
+    base = told["sweep"].value() if "sweep" in told else "+".join(sorted(varied)) or SINGLE
     return Study(
         name=_file_name([str(base), *sorted(variant)]),
         jobs=tuple(Job(_job_name(combination, varied), combination) for combination in combinations),
@@ -127,7 +129,7 @@ def _choices(override: Override) -> list[str]:
 
 def _job_name(overrides: Iterable[str], varied: Iterable[str]) -> str:
     keys = set(varied)
-    return _file_name(sorted(text for text in overrides if text.partition("=")[0] in keys) or ["single"])
+    return _file_name(sorted(text for text in overrides if text.partition("=")[0] in keys) or [SINGLE])
 
 
 def _file_name(parts: Iterable[str]) -> str:

@@ -127,11 +127,12 @@ def _run(name: str, jobs: Sequence[PlannedJob], launch: Launch, launcher: Mappin
     with nested_in(name, loggers) as parent:
         places = [f"hydra.sweep.subdir='{name}/{job.name}'" for job in todo]
         overrides = [
-            [*job.overrides, *parent.overrides, *_share(job, launching), place, f"resume={AUTO}"]
+            [*job.overrides, *parent.overrides(job.name), *_share(job, launching), place, f"resume={AUTO}"]
             for job, place in zip(todo, places, strict=True)
         ]
         failures = _launch(todo, overrides, launch, launching) if todo else {}
         parent.failed = len(failures)
+        parent.outcomes = {job.name: _told(job, failures.get(job.name)) for job in jobs}
     return _conclude(failures, len(todo))
 
 
@@ -162,12 +163,17 @@ def _launch(
     }
 
 
+def _told(job: PlannedJob, failure: JobFailed | None) -> str:
+    return failure.reason if failure else _outcome(job.folder) if job.finished else "not run"
+
+
 def _outcome(folder: Path) -> str:
     """A finished run in a few words."""
     summary = json.loads((folder / "summary.json").read_text())
-    kind = "personal" if summary["accuracy"].get("personal") else "global"
-    accuracy = f"{kind} {summary['accuracy'][kind]['mean']:.1f} %, " if summary["accuracy"].get(kind) else ""
-    return f"{accuracy}in {summary['seconds']['total']:.0f} s"
+    means = [
+        f"{kind} {spread['mean']:.1f} %" for kind, spread in summary.get("accuracy", {}).items() if spread
+    ]
+    return ", ".join(means) or "finished"
 
 
 def _failure(result: JobReturn) -> JobFailed:

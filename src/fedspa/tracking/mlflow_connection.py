@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedspa.errors import UserError, brief
 from fedspa.paths import project_root
+from fedspa.tracking.mlflow_page import EXPERIMENT
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -48,9 +49,13 @@ def open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
     with store_needed(uri):
         client = open_client(uri)
         with _one_process_at_a_time(uri):
-            if found := client.get_experiment_by_name(experiment):
-                return client, found.experiment_id
-            return client, client.create_experiment(experiment, artifact_location=artifact_location(uri))
+            if not (found := client.get_experiment_by_name(experiment)):
+                place = artifact_location(uri)
+                return client, client.create_experiment(experiment, artifact_location=place, tags=EXPERIMENT)
+            for key, value in EXPERIMENT.items():
+                if key not in found.tags:
+                    client.set_experiment_tag(found.experiment_id, key, value)
+            return client, found.experiment_id
 
 
 def _set_up() -> None:

@@ -19,6 +19,7 @@ from fedspa.records import RoundRecord, RunInfo, RunResult
 from fedspa.tracking.measures import final_metrics, round_metrics
 from fedspa.tracking.mlflow_connection import open_store, store_needed, store_uri, where_to_look
 from fedspa.tracking.mlflow_delivery import UNDELIVERED, Delivery, Ending, Outbox, Point
+from fedspa.tracking.mlflow_page import NOTE, PARENT, dataset_input, note, tags
 from fedspa.tracking.undelivered import Undelivered
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 PARAM_LENGTH, PARAMS_A_CALL = 500, 100
 """MLflow's own limits on a value and on one batch."""
-PARENT = "mlflow.parentRunId"
-"""The tag that nests a run below another."""
 ENDED_BECAUSE = "ended_because"
 """The tag of a run that ended early."""
 
@@ -45,6 +44,8 @@ class MLflowTracker:
     """The buffer is sent once it holds so many rounds, or so much time after the last time."""
     parent_run_id: str | None = None
     """The run of the sweep that this run belongs to; set by the sweep."""
+    run_name: str | None = None
+    """In MLflow; null: the run's `name`. A sweep calls its jobs by what differs between them."""
 
     def __post_init__(self) -> None:
         check_range("loggers.mlflow.flush_rounds", self.flush_rounds, low=1)
@@ -94,7 +95,7 @@ class MLflowTracker:
 
     def finish(self, result: RunResult) -> None:
         self._add(final_metrics(result.summary), self._info.rounds)
-        if self._end("FINISHED", {}):
+        if self._end("FINISHED", {NOTE: note(self._info, result.summary)}):
             print(f"In MLflow: {where_to_look(self.uri, self._experiment_id)}")
 
     def abort(self, status: str, reason: str) -> None:
@@ -104,9 +105,10 @@ class MLflowTracker:
         from mlflow.entities import Param
 
         info = self._info
-        tags = _tags(info) | ({PARENT: self.parent_run_id} if self.parent_run_id else {})
-        name = str(info.config.get("name", "run"))
-        self._run_id = self._client.create_run(self._experiment_id, run_name=name, tags=tags).info.run_id
+        shown = tags(info) | ({PARENT: self.parent_run_id} if self.parent_run_id else {})
+        name = self.run_name or str(info.config.get("name", "run"))
+        self._run_id = self._client.create_run(self._experiment_id, run_name=name, tags=shown).info.run_id
+        self._client.log_inputs(self._run_id, [dataset_input(info)])
         params = [Param(key, value) for key, value in flat_params(info.config).items()]
         for start in range(0, len(params), PARAMS_A_CALL):
             self._client.log_batch(self._run_id, params=params[start : start + PARAMS_A_CALL])
@@ -163,24 +165,6 @@ def flat_params(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
             text = value if isinstance(value, str) else json.dumps(value)
             params[prefix + key] = text[:PARAM_LENGTH]
     return params
-
-
-def _tags(info: RunInfo) -> dict[str, str]:
-    facts = {
-        **info.names,
-        "seed": info.seed,
-        "sparsity": info.sparsity,
-        "config_hash": info.config_hash,
-        "partition_hash": info.partition_hash,
-        "version": info.version,
-    }
-    clients, images = info.clients, info.images
-    note = (
-        f"{info.names.get('method')} with mask {info.names.get('mask')} at sparsity {info.sparsity} on "
-        f"{info.names.get('dataset')} / {info.names.get('model')}: {info.rounds} rounds, {clients} clients "
-        f"({info.names.get('partition')}) with {images} training images.\n\nFolder: `{info.folder}`"
-    )
-    return {key: str(value) for key, value in facts.items()} | {"mlflow.note.content": note}
 
 
 def _now() -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from fedspa.sweeping.studies import SINGLE
 from fedspa.tracking.mlflow_connection import root_cause, store_needed
+from fedspa.tracking.mlflow_page import NOTE, source_tags, sweep_note
 from fedspa.tracking.mlflow_store import MLflowTracker
 
 log = logging.getLogger(__name__)
@@ -21,9 +23,20 @@ SWEEP = "sweep"
 class Parent:
     """What a sweep's jobs need to know of its run, and what the run is to know in the end."""
 
-    overrides: list[str]
-    """Nests a job; empty where nothing goes to MLflow."""
+    run_id: str = ""
+    """Empty where nothing goes to MLflow."""
+    logger: str = ""
+    """The dotted name of the jobs' tracker."""
     failed: int = 0
+    outcomes: dict[str, str] = field(default_factory=dict)
+    """What became of each job, for the description of the sweep's run."""
+
+    def overrides(self, job: str) -> list[str]:
+        """Nests a job below the sweep's run, under its own name there."""
+        if not self.run_id:
+            return []
+        name = [] if job == SINGLE else [f"++{self.logger}.run_name='{job}'"]
+        return [f"++{self.logger}.parent_run_id={self.run_id}", *name]
 
 
 @contextmanager
@@ -37,7 +50,7 @@ def nested_in(sweep: str, loggers: Mapping[str, Any]) -> Iterator[Parent]:
         ((key, logger) for key, logger in loggers.items() if isinstance(logger, MLflowTracker)), None
     )
     if found is None:
-        yield Parent([])
+        yield Parent()
         return
     key, tracker = found
     client, experiment = tracker.open_store()
@@ -46,8 +59,10 @@ def nested_in(sweep: str, loggers: Mapping[str, Any]) -> Iterator[Parent]:
             run_id = earlier[0].info.run_id
             client.update_run(run_id, status="RUNNING")
         else:
-            run_id = client.create_run(experiment, run_name=sweep, tags={SWEEP: sweep}).info.run_id
-    parent = Parent([f"++loggers.{key}.parent_run_id={run_id}"])
+            run_id = client.create_run(
+                experiment, run_name=sweep, tags={SWEEP: sweep} | source_tags()
+            ).info.run_id
+    parent = Parent(run_id, f"loggers.{key}")
     status = "FAILED"
     try:
         yield parent
@@ -57,6 +72,8 @@ def nested_in(sweep: str, loggers: Mapping[str, Any]) -> Iterator[Parent]:
         raise
     finally:
         try:
+            if parent.outcomes:
+                client.set_tag(run_id, NOTE, sweep_note(parent.outcomes))
             client.set_terminated(run_id, status)
         except Exception as error:  # the jobs are done, each in its folder: the store cannot change that
             log.warning(
