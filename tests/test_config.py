@@ -34,7 +34,12 @@ def choose(group: str, option: str) -> list[str]:
             "std=[0.5]",
         ]
         return [f"dataset={option}", f"dataset.name={option}", *(f"dataset.{fact}" for fact in facts)]
-    return [f"{group}={option}"]
+    needs = (
+        {"column": ["partition.column=writer"], "file": ["partition.digest=beef"]}
+        if group == "partition"
+        else {}
+    )
+    return [f"{group}={option}", *needs.get(option, [])]
 
 
 # Every YAML

@@ -15,6 +15,7 @@ from hub_server import Hub, environment, redirect, served
 
 from fedspa.config import Plan
 from fedspa.data import hub_table, tabular
+from fedspa.data.clients import client_rows
 from fedspa.data.source import ImageData, ImageSet
 from fedspa.data.tabular import TableImages
 from fedspa.errors import UserError
@@ -305,3 +306,23 @@ def test_a_whole_run_with_the_real_environment_then_one_without_a_network(tmp_pa
     assert second.returncode == 0, second.stderr
     for name in ("rounds.csv", "config.yaml", "weights.safetensors"):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+
+
+def test_clients_by_a_column_have_the_test_images_of_their_value(hub: Hub, plan: Planner) -> None:
+    hub.publish("org/pets", pets())
+    by_writer = [PETS, "partition=column", "partition.column=writer", "federation.clients=5"]
+    made = plan("dataset=hub", *by_writer, "federation.clients_per_round=2")
+    data = made.dataset.load()
+    rows = client_rows(data, made.dataset, made.partition, 5, 0)
+    assert [own.tolist() for own in rows.train] == [list(range(w, 30, 5)) for w in range(5)]
+    assert [own.tolist() for own in rows.test] == [list(range(w, 9, 5)) for w in range(5)]
+    held = plan("dataset=hub", *by_writer, "federation.clients_per_round=2", "dataset.test_split=none")
+    assert (held.dataset.train_size, held.dataset.test_size) == (25, 5)  # a fifth of each writer's six
+    rows = client_rows(held.dataset.load(), held.dataset, held.partition, 5, 0)
+    assert [(len(train), len(test)) for train, test in zip(rows.train, rows.test, strict=True)] == [
+        (5, 1)
+    ] * 5
+    with pytest.raises(
+        UserError, match=r"dataset.group_by=writers is no column of .*: did you mean writer\?"
+    ):
+        plan("dataset=hub", PETS, "partition=column", "partition.column=writers")

@@ -169,11 +169,13 @@ def check(config: DictConfig) -> Plan:
 
 def _described(plan: Plan) -> Plan:
     """The plan with all that its data says: last, for it may take a download."""
-    dataset = plan.dataset.described(getattr(plan.partition, "column", None))
-    if dataset is plan.dataset:
-        return plan
-    facts = {"_target_": plan.resolved["dataset"]["_target_"], **asdict(dataset)}
-    return replace(plan, dataset=dataset, resolved={**plan.resolved, "dataset": facts})
+    partition = plan.partition.described()
+    dataset = plan.dataset.described(getattr(partition, "column", None))
+    for group, part in (("partition", partition), ("dataset", dataset)):
+        if part is not getattr(plan, group):
+            facts = {"_target_": plan.resolved[group]["_target_"], **asdict(part)}
+            plan.resolved[group] = facts
+    return replace(plan, partition=partition, dataset=dataset)
 
 
 def _check_together(plan: Plan) -> None:
@@ -219,7 +221,8 @@ def config_hash(resolved: dict[str, Any]) -> str:
 def _decisive(resolved: dict[str, Any]) -> dict[str, Any]:
     left_out = ("name", "hardware", "engine", "loggers", "save", "theory", "dry_run", "checkpoint", "resume")
     content = {f.name: resolved[f.name] for f in fields(Config) if f.name not in left_out}
-    content["dataset"] = {key: value for key, value in resolved["dataset"].items() if key != "path"}
+    for group in ("dataset", "partition"):
+        content[group] = {key: value for key, value in resolved[group].items() if key != "path"}
     return content
 
 

@@ -147,6 +147,12 @@ class RunInfo:
     """Spent before the first round on compiling."""
     completed: int = 0
     """Rounds done before this start; more than 0 in a run that goes on from a checkpoint."""
+    test_rows: Sequence[np.ndarray] = ()
+    """int64 rows of the test set that each client is tested on."""
+    client_names: tuple[str, ...] = ()
+    """What each client stands for in the data, where the partition knows it."""
+    data_hash: str = ""
+    """Of all images and labels; "" of images that are made on demand."""
     remarks: tuple[str, ...] = ()
     """What a user should be told of the data, a sentence each."""
     many: bool = False

@@ -11,7 +11,7 @@ import numpy as np
 from fedspa.data.made import MadeImages
 from fedspa.data.source import ImageData, ImageSet, ImageSource
 from fedspa.errors import UserError
-from fedspa.partition.base import Partition, label_counts
+from fedspa.partition.base import AnyPartition, label_counts
 from fedspa.partition.blocks import Blocks
 from fedspa.randomness import numpy_generator
 
@@ -23,6 +23,8 @@ class ClientRows:
     train: Sequence[np.ndarray]
     val: Sequence[np.ndarray]
     test: Sequence[np.ndarray]
+    names: tuple[str, ...] = ()
+    """What each client stands for in the data, where the partition knows it."""
 
     def held(self, images: ImageSet | MadeImages) -> Sequence[np.ndarray]:
         """The training rows of each client, its validation rows included."""
@@ -32,18 +34,19 @@ class ClientRows:
 
 
 def client_rows(
-    data: ImageData, source: ImageSource, partition: Partition, clients: int, seed: int
+    data: ImageData, source: ImageSource, partition: AnyPartition, clients: int, seed: int
 ) -> ClientRows:
-    """The rows of every client: a pure function of the labels, the settings and the seed.
+    """The rows of every client: a pure function of the data, the settings and the seed.
 
-    Test rows follow the label shares of the client's training rows before its validation rows are taken out,
-    and are drawn for each client on its own, so that two clients may share some.
+    Test rows are the partition's own, where it has some. Else they follow the label shares of the client's training
+    rows before its validation rows are taken out, and are drawn for each client on its own, so that two clients may
+    share some.
     """
     if isinstance(data.train, MadeImages) or isinstance(data.test, MadeImages):
         return _made_rows(data, source, partition, seed)
-    labels = data.train.labels.numpy()
-    held = partition.split(labels, clients, numpy_generator(seed, "partition"))
-    counts = label_counts(labels, held, source.classes)
+    assigned = partition.assign(data, clients, seed)
+    held = assigned.train
+    counts = label_counts(data.train_labels, held, source.classes)
     test_labels = data.test.labels.numpy()
     test_by_class = [np.flatnonzero(test_labels == label) for label in range(source.classes)]
     available = np.array([len(rows) for rows in test_by_class])
@@ -51,13 +54,16 @@ def client_rows(
     train_rows, val_rows, test_rows = [], [], []
     for client in range(clients):
         train, val = _hold_out(held[client], source.val_fraction, seed, client)
+        train_rows.append(train)
+        val_rows.append(val)
+        if assigned.test is not None:
+            test_rows.append(assigned.test[client])
+            continue
         take = _test_counts(counts[client], available, source, client)
         rng = numpy_generator(seed, "client_test", client=client)
         drawn = [rng.choice(test_by_class[c], take[c], replace=False) for c in np.flatnonzero(take)]
-        train_rows.append(train)
-        val_rows.append(val)
         test_rows.append(np.sort(np.concatenate(drawn)))
-    return ClientRows(train_rows, val_rows, test_rows)
+    return ClientRows(train_rows, val_rows, test_rows, assigned.names)
 
 
 class OnDemand(Sequence[np.ndarray]):
@@ -81,7 +87,7 @@ def row_counts(held: Sequence[np.ndarray]) -> np.ndarray:
     return np.array([len(rows) for rows in held], np.int64)
 
 
-def _made_rows(data: ImageData, source: ImageSource, partition: Partition, seed: int) -> ClientRows:
+def _made_rows(data: ImageData, source: ImageSource, partition: AnyPartition, seed: int) -> ClientRows:
     """Rows of clients whose images are made for them: nothing is dealt, and nothing is held in memory."""
     train, test = data.train, data.test
     assert isinstance(train, MadeImages) and isinstance(test, MadeImages)

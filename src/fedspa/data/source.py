@@ -5,8 +5,10 @@ The facts (classes, sizes, channels) stand in the config, so that costs, models 
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from fedspa.data.made import MadeImages
 
 SPLITS = ("train", "test")
+ROWS_HASHED = 1024
+"""At once: in one layout, whatever that of the source is, and without a copy of all."""
 
 
 @dataclass(kw_only=True)
@@ -61,6 +65,25 @@ class ImageData:
     test: ImageSet | MadeImages
     class_names: tuple[str, ...] = ()
     """In the order of the labels, where the source knows them."""
+
+    @property
+    def train_labels(self) -> np.ndarray:
+        """The labels int64 [N] of a train split in memory."""
+        assert isinstance(self.train, ImageSet)
+        return self.train.labels.numpy()
+
+    @cached_property
+    def hash(self) -> str:
+        """16 hex digits of all pixels and labels in their order; "" of images that are made on demand."""
+        digest = hashlib.blake2b(digest_size=8)
+        for part in (self.train, self.test):
+            if not isinstance(part, ImageSet):
+                return ""
+            digest.update(f"{list(part.images.shape)}".encode())
+            digest.update(part.labels.numpy().astype("<i8").tobytes())
+            for piece in part.images.split(ROWS_HASHED):
+                digest.update(piece.permute(0, 2, 3, 1).numpy().tobytes())
+        return digest.hexdigest()
 
 
 @dataclass(kw_only=True)

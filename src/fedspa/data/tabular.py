@@ -121,6 +121,10 @@ class TableImages(ImageSource):
     def described(self, group_by: str | None) -> Self:
         if self.is_described:
             return self
+        if self.group_by and group_by and self.group_by != group_by:
+            raise UserError(
+                f"dataset.group_by={self.group_by} and partition.column={group_by} differ: leave dataset.group_by out."
+            )
         wanted = replace(self, group_by=self.group_by or group_by).pinned()
         key = json.dumps([type(self).__name__, asdict(wanted)], sort_keys=True)
         if key not in _described:

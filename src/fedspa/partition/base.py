@@ -1,4 +1,4 @@
-"""What every partition is: a pure function from (labels, settings, random stream) to rows of clients."""
+"""What every partition is: a pure function from (data, settings, seed) to rows of clients."""
 
 from __future__ import annotations
 
@@ -6,17 +6,50 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from fedspa.errors import UserError
+from fedspa.randomness import numpy_generator
+
+if TYPE_CHECKING:
+    from fedspa.data.source import ImageData
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Sorted int64 rows of each client."""
+
+    train: list[np.ndarray]
+    """Of the train split; no row is two clients'."""
+    test: list[np.ndarray] | None = None
+    """Of the test split; None: to be drawn with the label shares of the client's training rows."""
+    names: tuple[str, ...] = ()
+    """What each client stands for, where it is something of the data, such as a writer."""
 
 
 @dataclass(kw_only=True)
-class Partition(ABC):
-    """Deals every training row to exactly one client."""
+class AnyPartition(ABC):
+    """Assigns rows to clients, whatever it goes by."""
 
     name: str
+
+    @abstractmethod
+    def assign(self, data: ImageData, clients: int, seed: int) -> Assignment:
+        """The rows of each of `clients` clients. Raises `UserError` where the data or the settings do not allow it."""
+
+    def described(self) -> Self:
+        """The same with all that decides its results; of a file, what is in it. Raises `UserError` without it."""
+        return self
+
+
+@dataclass(kw_only=True)
+class Partition(AnyPartition):
+    """Deals every training row to exactly one client, by the labels alone."""
+
+    def assign(self, data: ImageData, clients: int, seed: int) -> Assignment:
+        return Assignment(self.split(data.train_labels, clients, numpy_generator(seed, "partition")))
 
     @abstractmethod
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:

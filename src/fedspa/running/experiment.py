@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedspa import __version__
 from fedspa.config import Plan
@@ -183,9 +185,21 @@ def describe(plan: Plan, federation: Federation, folder: Path, completed: int) -
         engine=federation.visitor.engine.name,
         compile_seconds=federation.visitor.engine.compile_seconds,
         completed=completed,
-        remarks=tuple(plan.dataset.remarks),
+        test_rows=federation.rows.test,
+        client_names=federation.rows.names,
+        data_hash="" if many else federation.data.hash,
+        remarks=(
+            *plan.dataset.remarks,
+            *(_unused(held, len(images)) if isinstance(images, ImageSet) else ()),
+        ),
         many=many,
     )
+
+
+def _unused(held: Sequence[np.ndarray], images: int) -> list[str]:
+    """The remark that some training images are nobody's, where they are."""
+    used = sum(map(len, held))
+    return [f"{images - used:,} of {images:,} training images are no client's"] if used < images else []
 
 
 def result(

@@ -3,7 +3,7 @@
 | file | when | what |
 |---|---|---|
 | config.yaml | start | the resolved config |
-| partition.json | start | the partition's settings, its hash and the training rows of each client; of very many |
+| partition.json | start | the partition's settings, its hash and the rows of each client; of very many |
 | | | clients their number and sizes, and all rows in partition.safetensors |
 | rounds.csv | each round | a row a round; the same run gives the same bytes, so no wall-clock time is in it |
 | timing.csv | each round | seconds by phase |
@@ -249,9 +249,19 @@ def _client_row(client: ClientRow, label_counts: np.ndarray) -> dict[str, Any]:
 
 def _partition_json(info: RunInfo) -> str:
     """JSON with a line a client: a diff of two partitions shows the clients that differ."""
-    head = {"hash": info.partition_hash, "seed": info.seed, "settings": info.config.get("partition", {})}
-    clients = ",\n".join(json.dumps(rows.tolist(), separators=(",", ":")) for rows in info.partition_rows)
-    return f'{json.dumps(head)[:-1]}, "train_rows": [\n{clients}\n]}}\n'
+    head = {
+        "hash": info.partition_hash,
+        "seed": info.seed,
+        "settings": info.config.get("partition", {}),
+        "data": info.data_hash,
+        **({"names": info.client_names} if info.client_names else {}),
+    }
+
+    def lists(rows: Sequence[np.ndarray]) -> str:
+        return ",\n".join(json.dumps(own.tolist(), separators=(",", ":")) for own in rows)
+
+    train, test = lists(info.partition_rows), lists(info.test_rows)
+    return f'{json.dumps(head)[:-1]}, "train_rows": [\n{train}\n], "test_rows": [\n{test}\n]}}\n'
 
 
 def _partition_summary(info: RunInfo) -> str:
