@@ -46,7 +46,7 @@ SEVERAL = ("metrics", "loggers")
 """Parts of the config that hold any number of components, by name."""
 KINDS = {
     "dataset": "fedspa.data.source.ImageSource",
-    "partition": "fedspa.partition.base.Partition",
+    "partition": "fedspa.partition.base.AnyPartition",
     "layer_sparsity": "fedspa.layer_sparsity.base.LayerSparsity",
     "mask": "fedspa.masks.base.MaskSearcher",
     "method": "fedspa.methods.base.Method",
