@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +17,10 @@ from hypothesis import strategies as st
 
 from fedspa.client_state import ClientState
 from fedspa.masks.packed import PackedMask
-from fedspa.rounds.client_states import ClientStates
+from fedspa.rounds.client_states import ClientStates, StatesAtRest, Stored, saved_states
+from fedspa.saved import Saved
 from fedspa.saving import checkpoint
-from fedspa.saving.archive import ArchiveError, data_size, pack, read, unpack
+from fedspa.saving.archive import VERSION, ArchiveError, data_size, pack, read, unpack, write
 from fedspa.saving.checkpoint import BEST, SHARE, Checkpoints, checkpoint_files
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
@@ -89,7 +93,53 @@ def test_states_in_a_file_are_written_as_if_they_were_in_memory():
     snapshot = spilled.at_rest()
     for client in states:  # a later round, which must not reach the snapshot
         spilled[client] = ClientState(weights=torch.zeros(50))
-    assert pack(snapshot) == pack({client: dict(state) for client, state in states.items()})
+    packed = pack(snapshot)
+    assert packed == pack(StatesAtRest({client: dict(state) for client, state in states.items()}))
+    again = unpack(packed)
+    assert all(isinstance(item, Stored) for record in again.values() for item in record.values())
+    for client, state in states.items():
+        assert ClientState({name: item.read() for name, item in again[client].items()}) == state
+    assert pack(again) == packed
+
+
+def megabytes_taken(work: Callable[[], None]) -> int:
+    """By how much a fork of this process grows at most while it works."""
+
+    def status(field: str) -> int:
+        return int(re.search(rf"{field}:\s*(\d+)", Path("/proc/self/status").read_text())[1]) >> 10
+
+    if (child := os.fork()) == 0:
+        taken = 255
+        try:
+            ctypes.CDLL(None).malloc_trim(0)  # what earlier tests left free would be taken unseen
+            Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
+            before = status("VmRSS")
+            work()
+            taken = min(status("VmHWM") - before, 254)
+        finally:
+            os._exit(taken)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_states_are_read_in_bounded_memory(tmp_path):
+    """128 MiB of states, of which 8 may be in memory."""
+    each = 1 << 18
+    first = ClientState(weights=torch.zeros(each))
+    states = {128: first}
+    states |= {client: ClientState(weights=torch.full((each,), float(client))) for client in range(128)}
+    with (tmp_path / "archive").open("wb") as file:
+        clients = StatesAtRest({client: dict(state) for client, state in states.items()})
+        write({"first": dict(first), "clients": clients}, file)
+    del states, clients
+
+    def load(memory):
+        with (tmp_path / "archive").open("rb") as file:
+            loaded = saved_states(Saved(read(file), "state"), first, first["weights"], memory)
+        assert [float(loaded[client]["weights"][-1]) for client in range(128)] == list(range(128))
+        assert loaded[128]["weights"] is first["weights"]
+
+    assert megabytes_taken(lambda: load(8 << 20)) < 40
+    assert 120 < megabytes_taken(lambda: load(float("inf"))) < 200
 
 
 @pytest.mark.parametrize("alien", [object(), {1, 2}, {(1, 2): 3}, b"bytes", [lambda: 0]])
@@ -149,7 +199,7 @@ def test_the_reason_is_told(data, reason):
     ],
 )
 def test_an_index_that_claims_too_much_is_refused_before_memory_is_taken(index):
-    header = struct.pack("<8sIQQ", b"FSPA-ARC", 1, len(index), 0)
+    header = struct.pack("<8sIQQ", b"FSPA-ARC", VERSION, len(index), 0)
     with pytest.raises(ArchiveError, match="damaged"):
         unpack(header + index + bytes(32))
 
@@ -159,6 +209,14 @@ def test_an_index_that_claims_too_much_is_refused_before_memory_is_taken(index):
 
 def saved(folder: Path, keep: int = 2, every: int | None = 1) -> Checkpoints:
     return Checkpoints(folder / "checkpoints", keep, every)
+
+
+def newest(checkpoints: Checkpoints) -> object:
+    """What the newest checkpoint holds."""
+    path = checkpoints.newest()
+    assert path
+    with path.open("rb") as file:
+        return read(file)
 
 
 def names(folder: Path) -> list[str]:
@@ -171,7 +229,7 @@ def test_the_newest_stay(tmp_path):
     for round in range(12):
         checkpoints.write(round, {"round": round})
     assert names(tmp_path) == ["round-000010.ckpt", "round-000011.ckpt"]
-    assert saved(tmp_path).newest() == {"round": 11}
+    assert newest(saved(tmp_path)) == {"round": 11}
     checkpoints.clear()
     assert not (tmp_path / "checkpoints").exists()
 
@@ -199,10 +257,10 @@ def test_no_links_no_harm(tmp_path, monkeypatch):
 def test_a_damaged_one_is_told_and_the_one_before_is_used(tmp_path, caplog):
     for round in (4, 5, 6):
         saved(tmp_path, keep=3).write(round, {"round": round})
-    newest, second, _ = checkpoint_files(tmp_path / "checkpoints")
-    newest.write_bytes(newest.read_bytes()[:-1])
+    first, second, _ = checkpoint_files(tmp_path / "checkpoints")
+    first.write_bytes(first.read_bytes()[:-1])
     second.write_bytes(b"")
-    assert saved(tmp_path).newest() == {"round": 4}
+    assert newest(saved(tmp_path)) == {"round": 4}
     assert [record.getMessage().count("\n") for record in caplog.records] == [0, 0]
     assert "round-000006.ckpt is left out (truncated: " in caplog.text
     saved(tmp_path, keep=1).write(5, {"round": 5})  # the run goes on from 4
@@ -221,7 +279,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
         checkpoints.write(2, {"round": 2})
     assert "round-000002" in raised.value.filename
     assert names(tmp_path) == ["round-000001.ckpt"]
-    assert checkpoints.newest() == {"round": 1}
+    assert newest(checkpoints) == {"round": 1}
 
 
 def test_none_is_written_where_none_is_wanted(tmp_path):

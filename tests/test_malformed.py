@@ -145,7 +145,7 @@ def test_a_wounded_checkpoint_is_left_alone_and_the_one_before_is_used(
         caplog.clear()
         newest.write_bytes(mutant(ARCHIVE, 1000 + seed))
         before = contents(tmp_path)
-        assert checkpoints.newest() == {"round": 1}
+        assert checkpoints.newest() == tmp_path / "round-000001.ckpt"
         (warning,) = caplog.messages
         assert "round-000002.ckpt is left out" in warning and "\n" not in warning
         assert contents(tmp_path) == before

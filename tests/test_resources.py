@@ -19,6 +19,7 @@ import torch
 from fedspa.config import Plan
 from fedspa.errors import UserError
 from fedspa.running.out_of_memory import ran_out, tells_of_memory
+from fedspa.saving.archive import unpack
 from fedspa.saving.checkpoint import Checkpoints
 from fedspa.saving.files import write_whole
 
@@ -75,7 +76,7 @@ def test_a_checkpoint_without_room_leaves_the_one_before(tmp_path: Path) -> None
     assert (failure.value.errno, failure.value.filename) == (errno.EFBIG, str(tmp_path / "round-000002.ckpt"))
     assert [file.name for file in tmp_path.iterdir()] == ["round-000001.ckpt"]
     newest = checkpoints.newest()
-    assert newest and torch.equal(newest["weights"], torch.zeros(1000))
+    assert newest and torch.equal(unpack(newest.read_bytes())["weights"], torch.zeros(1000))
 
 
 # ---- memory

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from fedspa.errors import UserError
 from fedspa.saving.run_state import RunState
+from fedspa.settings import Config
 
 
 class Curve:
@@ -18,12 +20,17 @@ class Curve:
         self.first = state["points"][0]
 
 
-WHOLE = {"partition_hash": "p", "seconds": 1.0, "best": None, "round": 3, "parts": {"curve": {"points": [1]}}}
+CONFIG = {field.name: {} for field in fields(Config)} | {
+    "save": {"local": False},
+    "hardware": {"precision": "32-true"},
+}
+PARTS = {"curve": {"points": [1]}}
+WHOLE = {"config": CONFIG, "partition_hash": "p", "seconds": 1.0, "best": None, "round": 3, "parts": PARTS}
 
 
 def test_a_whole_state_is_taken() -> None:
     part = Curve()
-    RunState({}, "p", {"curve": part}).load(WHOLE)
+    RunState(CONFIG, "p", {"curve": part}).load(WHOLE)
     assert part.first == 1
 
 
@@ -42,4 +49,4 @@ def test_a_whole_file_of_something_else_is_told_in_a_sentence(nonsense: dict[str
     if nonsense.get("seconds") is ...:
         del state["seconds"]
     with pytest.raises(UserError, match=r"checkpoint"):
-        RunState({}, "p", {"curve": Curve()}).load(state)
+        RunState(CONFIG, "p", {"curve": Curve()}).load(state)

@@ -61,7 +61,7 @@ def test_the_curves_of_one_round() -> None:
     )  # the whole gradient takes several batches
     weights, local = vector(0), vector(1)
     before, after, final = mask(2), mask(3), [mask(4), mask(5)]
-    curves = TheoremCurves(every=2)
+    curves = TheoremCurves(2, clients=2, total=12, dtype=torch.float64)
     curves.remember(
         Call(round=2, client=1, first_visit=False, state=ClientState(mask=PackedMask.pack(before))),
         weights,
@@ -95,7 +95,7 @@ def test_p_is_unknown_where_the_gradient_never_moves() -> None:
     runner = engine(network, PIXELS, TrainingSettings(batch_size=9))
     weights, only = vector(0), mask(2)
     state = PackedMask.pack(only)
-    curves = TheoremCurves(every=1)
+    curves = TheoremCurves(1, clients=2, total=12, dtype=torch.float64)
     curves.remember(
         Call(round=0, client=0, first_visit=True, state=ClientState(mask=state)),
         weights,

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from fedspa.saved import Saved
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -73,6 +75,19 @@ class Spread:
     min: float
     max: float
     clients: int
+
+
+def saved_costs(saved: Saved) -> Costs:
+    """The costs in a checkpoint, there as `asdict` gives them. Raises `Misfit`."""
+    saved.mapping(f.name for f in fields(Costs))
+    return Costs(*(saved[f.name].integer() for f in fields(Costs)))
+
+
+def saved_spread(saved: Saved) -> Spread:
+    """A spread in a checkpoint, there as `asdict` gives it. Raises `Misfit`."""
+    saved.mapping(f.name for f in fields(Spread))
+    statistics = {f.name: saved[f.name].number() for f in fields(Spread) if f.name != "clients"}
+    return Spread(**statistics, clients=saved["clients"].integer(1))
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from fedspa.client_state import ClientState, Item
+from fedspa.client_state import MASK, ClientState, Item
 from fedspa.masks.packed import PackedMask
+from fedspa.saved import Saved
 
 
 class ClientStates(MutableMapping[int, ClientState]):
@@ -37,9 +39,9 @@ class ClientStates(MutableMapping[int, ClientState]):
         other._records, other._sharers = dict(self._records), dict(self._sharers)
         return other
 
-    def at_rest(self) -> dict[int, Held]:
+    def at_rest(self) -> StatesAtRest:
         """All states as they are held, what is in the file unread: they stay what they are while this dict lives."""
-        return dict(self._records)
+        return StatesAtRest(self._records)
 
     def __getitem__(self, client: int) -> ClientState:
         return at_hand(self._records[client])
@@ -93,6 +95,20 @@ class ClientStates(MutableMapping[int, ClientState]):
                 self._held -= _tensor(item).nbytes
 
 
+class StatesAtRest(dict[int, Mapping[str, "Item | Stored"]]):
+    """States of which some items, or all, are not in memory: a checkpoint is written from one, and gives one."""
+
+
+class StateFile(Protocol):
+    """Where stored items lie."""
+
+    def read(self, place: int, size: int) -> bytearray:
+        """So many bytes from there on."""
+
+    def free(self, place: int, size: int) -> None:
+        """Nobody refers to them any more."""
+
+
 class _StateFile:
     """A file of items, made when the first one comes; the place of one that nobody refers to any more is reused."""
 
@@ -132,7 +148,7 @@ class _StateFile:
 class Stored:
     """Where an item lies in the file, and what it was."""
 
-    file: _StateFile
+    file: StateFile
     place: int
     size: int
     shape: torch.Size
@@ -173,3 +189,54 @@ def _arrived(item: Item) -> Item:
 
 def _tensor(item: Item) -> torch.Tensor:
     return item.bits if isinstance(item, PackedMask) else item
+
+
+def saved_states(saved: Saved, first: ClientState, like: torch.Tensor, memory: float) -> ClientStates:
+    """The states of a checkpoint's `clients`, on the device of the weights `like` [total].
+
+    Item by item, so that what is beyond `memory` (bytes) never is in memory all at once. Those which clients share
+    with `first`, the state before a first visit, they go on sharing with this run's. Raises `Misfit`.
+    """
+    shared: dict[int, Item] = {}
+    saved["first"].mapping(first)
+    for name, item in first.items():
+        theirs = saved["first"][name]
+        _check(theirs, item, name, like)
+        shared[id(theirs.value)] = item
+    clients, states = saved["clients"], ClientStates(memory)
+    holders = Counter(id(item) for record in clients.mapping().values() for item in _items(record))
+
+    def placed(item: Saved, name: str) -> Item:
+        key = id(item.value)
+        if key in shared:
+            return shared[key]
+        held = Saved(item.value.read(), item.where) if isinstance(item.value, Stored) else item
+        _check(held, first.get(name), name, like)
+        here: Item = held.value.to(like.device) if isinstance(held.value, torch.Tensor) else held.value
+        if holders[key] > 1:
+            shared[key] = here
+        return here
+
+    for client, record in clients.items():
+        if missing := set(first) - set(record.mapping()):
+            raise record.misfit(f"a record with {min(missing)}")
+        states[client.integer()] = ClientState(
+            {name.text(): placed(item, name.text()) for name, item in record.items()}
+        )
+    return states
+
+
+def _items(record: object) -> Iterable[object]:
+    return record.values() if isinstance(record, Mapping) else ()
+
+
+def _check(saved: Saved, first: Item | None, name: str, like: torch.Tensor) -> None:
+    """Raise `Misfit` unless an item is as that of the first state; where that has none, unless it is an item."""
+    if isinstance(first, torch.Tensor):
+        saved.tensor(first.dtype, first.shape)
+    elif first is not None or name == MASK:
+        saved.mask(len(like) if first is None else first.length)
+    elif isinstance(saved.value, PackedMask):
+        saved.mask()
+    else:
+        saved.tensor()

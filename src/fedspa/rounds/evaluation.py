@@ -60,7 +60,7 @@ class Evaluator:
         batch_size: int,
     ) -> None:
         """`rows[k]` int64: the images of client k; each has at least one."""
-        self._pixels, self._metrics = pixels, metrics
+        self._pixels, self.metrics = pixels, metrics
         self._rows, self._classes, self._batch_size = rows, classes, batch_size
 
     def batches(self, clients: Sequence[int]) -> list[np.ndarray]:
@@ -93,7 +93,7 @@ class Evaluator:
         padded = torch.nn.utils.rnn.pad_sequence(predicted, batch_first=True)
         return {
             name: metric(padded, padded_targets, self._classes).double().numpy()
-            for name, metric in self._metrics.items()
+            for name, metric in self.metrics.items()
         }
 
     def union(self, clients: Sequence[int]) -> np.ndarray:

@@ -10,22 +10,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedspa.client_state import ClientState, Item
+from fedspa.client_state import ClientState
 from fedspa.errors import UserError
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Origin, Visit, VisitSize
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.merge import Merge
-from fedspa.records import Costs, RoundRecord, Spread
-from fedspa.rounds.client_states import ClientStates, Held
+from fedspa.records import Costs, RoundRecord, Spread, saved_costs
+from fedspa.rounds.client_states import ClientStates, Held, saved_states
 from fedspa.rounds.clock import Clock
 from fedspa.rounds.evaluation import Model, Scores, score_models
 from fedspa.rounds.events import RoundEvents
 from fedspa.rounds.faults import Fault, FaultModel
 from fedspa.rounds.sampling import sample_clients, sample_tested
-from fedspa.rounds.scores import ClientScores, Kept, merged
+from fedspa.rounds.scores import ClientScores, Kept, merged, saved_scores
 from fedspa.rounds.visitor import Call, FineTuning, Lost, Visitor
 from fedspa.running.executor import Executor
+from fedspa.saved import Misfit, Saved
 from fedspa.settings import EvalSettings, FederationSettings
 from fedspa.weights import all_finite
 
@@ -118,32 +119,30 @@ class FederatedLoop:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave in another process, perhaps on another device."""
-        like = self._origin.weights
+        """Go on from what `state_dict` gave in another process, perhaps on another device.
+
+        Raises `Misfit` for a state that cannot be of this federation; nothing has changed then.
+        """
+        saved, like = Saved(state, "loop"), self._origin.weights
+        count, done = self._federation.clients, saved["round"].integer(high=self._federation.rounds)
+        visits = {
+            client.integer(high=count - 1): number.integer(1, done)
+            for client, number in saved["visits"].items()
+        }
+        if set(saved["clients"].mapping()) != set(visits):
+            raise Misfit("loop.clients must be the clients of loop.visits")
         first = self._method.first_state(0, self._origin)
-        own = {id(item): first[name] for name, item in state["first"].items()}
-
-        def placed(item: Item) -> Item:
-            if id(item) not in own:
-                own[id(item)] = item.to(like.device) if isinstance(item, torch.Tensor) else item
-            return own[id(item)]
-
-        clients = ClientStates(self._state_memory)
-        for client, items in state["clients"].items():
-            clients[client] = ClientState({name: placed(item) for name, item in items.items()})
+        metrics = [name for evaluator in self._visitor.evaluators for name in evaluator.metrics]
         self.state = FederationState(
-            weights=state["weights"].to(like),
-            round=state["round"],
-            clients=clients,
-            visits=dict(state["visits"]),
-            events=dict(state["events"]),
-            costs=Costs(**state["costs"]),
-            dense_costs=Costs(**state["dense_costs"]),
-            scores={
-                kind: {metric: ClientScores(*columns) for metric, columns in by_metric.items()}
-                for kind, by_metric in state["scores"].items()
-            },
-            changed=set(state["changed"]),
+            weights=saved["weights"].tensor(like.dtype, like.shape).to(like.device),
+            round=done,
+            clients=saved_states(saved, first, like, self._state_memory),
+            visits=visits,
+            events={kind.text(): number.integer(1) for kind, number in saved["events"].items()},
+            costs=saved_costs(saved["costs"]),
+            dense_costs=saved_costs(saved["dense_costs"]),
+            scores=saved_scores(saved["scores"], count, self._method.kinds, metrics),
+            changed={client.integer(high=count - 1) for client in saved["changed"].sequence()},
         )
 
     def client_state(self, client: int, state: FederationState | None = None) -> ClientState:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Visit
 from fedspa.rounds.visitor import Call
+from fedspa.saved import Saved
 
 
 class LocalModel(NamedTuple):
@@ -26,7 +28,9 @@ class LocalModel(NamedTuple):
 class LocalModels:
     """The last local model of each client."""
 
-    def __init__(self) -> None:
+    def __init__(self, clients: int, total: int, dtype: torch.dtype) -> None:
+        """`total` and `dtype`: of the flat weights."""
+        self._clients, self._total, self._dtype = clients, total, dtype
         self._models: dict[int, LocalModel] = {}
 
     def remember(self, call: Call, weights: torch.Tensor, visit: Visit) -> None:
@@ -46,4 +50,14 @@ class LocalModels:
         return {"models": {client: list(model) for client, model in self._models.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._models = {client: LocalModel(*model) for client, model in state["models"].items()}
+        """Raises `Misfit` for what cannot be of these clients; nothing has changed then."""
+        models = Saved(state, "local_models")["models"]
+        self._models = {
+            client.integer(high=self._clients - 1): self._saved(*model.sequence(2))
+            for client, model in models.items()
+        }
+
+    def _saved(self, values: Saved, held: Saved) -> LocalModel:
+        mask = held.mask(self._total)
+        count = int(np.bitwise_count(mask.bits.numpy()).sum())
+        return LocalModel(values.tensor(self._dtype, [count]), mask)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedspa.records import Spread
+from fedspa.saved import Saved
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,3 +65,23 @@ def merged(kept: Kept, found: Kept) -> Kept:
             own = result.setdefault(kind, {})
             own[metric] = own.get(metric, ClientScores()).updated(scores.clients, scores.values)
     return result
+
+
+def saved_scores(saved: Saved, count: int, kinds: Iterable[str], metrics: Iterable[str]) -> Kept:
+    """The scores in a checkpoint, of `count` clients: of some kinds, by all metrics. Raises `Misfit`."""
+    kept: Kept = {}
+    for kind, by_metric in saved.items():
+        by_metric.mapping(metrics)
+        kept[kind.text(kinds)] = {name: _saved(by_metric[name], count) for name in metrics}
+    return kept
+
+
+def _saved(saved: Saved, count: int) -> ClientScores:
+    whose, scores = saved.sequence(2)
+    clients = whose.array("int64")
+    values = scores.array("float64", len(clients))
+    if not len(clients) or clients[0] < 0 or clients[-1] >= count or (np.diff(clients) <= 0).any():
+        raise whose.misfit(f"some of the clients 0 to {count - 1} in their order", "others")
+    if np.isinf(values).any() or np.isnan(values).all():
+        raise scores.misfit("finite, or NaN for some", "infinite, or NaN for all")
+    return ClientScores(clients, values)

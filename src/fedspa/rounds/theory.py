@@ -20,6 +20,7 @@ from fedspa.methods.base import Visit
 from fedspa.records import TheoryRow
 from fedspa.rounds.client_states import at_hand
 from fedspa.rounds.visitor import Call
+from fedspa.saved import Saved
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,14 @@ class _Moment:
 class TheoremCurves:
     """Remembers every n-th round of a run with masks, and turns what it remembers into curves."""
 
-    def __init__(self, every: int) -> None:
-        """`every`: rounds between two that are remembered, each at the price in memory of the global weights and of the
-        local weights of all its participants."""
-        self._every = every
+    def __init__(self, every: int, clients: int, total: int, dtype: torch.dtype) -> None:
+        """
+        Args:
+            every: rounds between two that are remembered, each at the price in memory of the global weights and of
+                the local weights of all its participants.
+            clients: how many there are; `total` and `dtype` are those of the flat weights.
+        """
+        self._every, self._clients, self._total, self._dtype = every, clients, total, dtype
         self._moments: dict[int, _Moment] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -61,10 +66,21 @@ class TheoremCurves:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._moments = {
-            t: _Moment(moment["weights"], [_Visited(*visited) for visited in moment["visits"]])
-            for t, moment in state["moments"].items()
-        }
+        """Raises `Misfit` for what cannot be of this run; nothing has changed then."""
+        moments = Saved(state, "curves")["moments"]
+        self._moments = {t.integer(): self._saved(moment) for t, moment in moments.items()}
+
+    def _saved(self, moment: Saved) -> _Moment:
+        visits = [
+            _Visited(
+                client.integer(high=self._clients - 1),
+                mask.mask(self._total),
+                next_mask.mask(self._total),
+                local.tensor(self._dtype, [self._total]),
+            )
+            for client, mask, next_mask, local in (visit.sequence(4) for visit in moment["visits"].sequence())
+        ]
+        return _Moment(moment["weights"].tensor(self._dtype, [self._total]), visits)
 
     def remember(self, call: Call, weights: torch.Tensor, visit: Visit) -> None:
         """Take note of a visit that started from the global weights w_t [total]."""

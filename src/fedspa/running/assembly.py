@@ -121,8 +121,9 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     if source.val_fraction:
         evaluators.append(evaluator(train_pixels, rows.val, VALIDATION))
 
-    local_models = LocalModels() if settings.save.local else None
-    curves = TheoremCurves(settings.theory.every) if settings.theory.every else None
+    layout = (settings.federation.clients, space.total, plan.hardware.dtype)
+    local_models = LocalModels(*layout) if settings.save.local else None
+    curves = TheoremCurves(settings.theory.every, *layout) if settings.theory.every else None
 
     def on_visit(call: Call, weights: torch.Tensor, visit: Visit) -> None:
         for keeper in (local_models, curves):

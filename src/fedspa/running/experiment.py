@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from fedspa import __version__
 from fedspa.config import Plan
 from fedspa.data.source import ImageSet
+from fedspa.errors import UserError
 from fedspa.partition.base import label_counts, partition_hash
 from fedspa.records import ACCURACY, VALIDATION, RoundRecord, RunInfo, RunResult
 from fedspa.rounds.scores import ClientScores
@@ -20,8 +22,10 @@ from fedspa.running.assembly import Federation, build
 from fedspa.running.interruption import Interruptions
 from fedspa.running.launch import launched
 from fedspa.running.out_of_memory import tells_of_memory
+from fedspa.running.shared_file import on_every_rank
+from fedspa.saving.archive import read
 from fedspa.saving.checkpoint import Checkpoints
-from fedspa.saving.resuming import CHECKPOINTS, occupied, refuse_others
+from fedspa.saving.resuming import CHECKPOINTS, occupied
 from fedspa.saving.run_state import Part, RunState
 from fedspa.tracking.client_table import LastMasks, client_arrays, client_rows
 from fedspa.tracking.console import console_views
@@ -65,8 +69,7 @@ class _Run:
             settings.checkpoint.keep if self._group.main else 0,
             settings.checkpoint.every,
         )
-        saved = self._saved(folder)
-        self._info = describe(plan, federation, folder, saved["round"] if saved else 0)
+        info = describe(plan, federation, folder)
         self._folder = RunFolder(replace=settings.resume is not None)
         everyone = {"run_folder": self._folder, **console_views(), **plan.loggers}
         self._trackers = Trackers(everyone if self._group.main else {})
@@ -76,19 +79,24 @@ class _Run:
             "history": self._history,
             "trackers": self._trackers,
         }
-        self._state = RunState(plan.resolved, self._info.partition_hash, parts)
-        if saved:
-            self._state.load(saved)
+        self._state = RunState(plan.resolved, info.partition_hash, parts)
+        self._go_on()
+        self._info = replace(info, completed=self._state.round)
 
-    def _saved(self, folder: Path) -> dict[str, Any] | None:
-        """What the run goes on from, the same on every rank."""
-        saved = None
+    def _go_on(self) -> None:
+        """Take up the newest checkpoint, on every rank; with none, or without `resume`, the run begins anew."""
+        newest = None
         with self._group.synchronised():
             if self._group.main and self._plan.settings.resume is not None:
-                saved = self._checkpoints.newest()
-                if saved:
-                    refuse_others(self._plan, saved["config"], folder)
-        return self._group.broadcast(saved)
+                newest = self._checkpoints.newest()
+        with on_every_rank(newest, self._group) as file, self._group.synchronised():
+            if file:
+                self._state.load(read(file))
+                if self._state.round != (done := self._federation.loop.state.round):
+                    raise UserError(
+                        f"The checkpoint is whole, but of round {self._state.round} as a run and of round {done} as a "
+                        "federation: remove it, and the run goes on from the one before, or begins anew."
+                    )
 
     def run(self) -> dict[str, Any]:
         """All that is left to do."""
@@ -156,7 +164,7 @@ class _Run:
         self._trackers.abort(status, str(error) or type(error).__name__)
 
 
-def describe(plan: Plan, federation: Federation, folder: Path, completed: int) -> RunInfo:
+def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
     """What is known before the first round."""
     settings, images = plan.settings, federation.data.train
     many = settings.federation.clients > settings.save.client_files
@@ -184,7 +192,6 @@ def describe(plan: Plan, federation: Federation, folder: Path, completed: int) -
         extras=tuple(plan.mask.describe(0)) if plan.mask else (),
         engine=federation.visitor.engine.name,
         compile_seconds=federation.visitor.engine.compile_seconds,
-        completed=completed,
         test_rows=federation.rows.test,
         client_names=federation.rows.names,
         data_hash="" if many else federation.data.hash,

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedspa.saving.archive import ArchiveError, data_size, read, write
+from fedspa.saving.archive import ArchiveError, data_size, verify, write
 
 log = logging.getLogger(__name__)
 
@@ -74,15 +74,16 @@ class Checkpoints:
         self._last_seconds = self._clock() - begin
         self._spent += self._last_seconds
 
-    def newest(self) -> dict[str, Any] | None:
-        """The state in the newest checkpoint that can be read, all tensors on the CPU; None where there is none.
+    def newest(self) -> Path | None:
+        """The newest checkpoint that `archive.read` can read; None where there is none.
 
         Each newer one that cannot be read is told in a line.
         """
         for path in self._files():
             try:
                 with path.open("rb") as file:
-                    return read(file)
+                    verify(file)
+                return path
             except (ArchiveError, OSError) as error:
                 log.warning("%s is left out (%s): the checkpoint before it is used.", path, error)
         return None

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -60,13 +60,13 @@ def place(plan: Plan, folder: Path, *, given: bool) -> Place:
             raise UserError(
                 f"resume={resume} holds no run: name the folder of one (it has a config.yaml), or auto."
             )
-    refuse_others(plan, _config_in(found), found)
+    refuse_other_settings(_config_in(found), plan.resolved, str(found))
     return Place(found, is_finished(found, plan.config_hash))
 
 
-def refuse_others(plan: Plan, config: object, where: Path) -> None:
-    """Raise `UserError` unless a run with that resolved config is the one that the plan says."""
-    if differs := what_differs(config if isinstance(config, dict) else {}, plan.resolved):
+def refuse_other_settings(theirs: object, ours: dict[str, Any], where: str) -> None:
+    """Raise `UserError` unless runs with these resolved configs are the same run."""
+    if differs := what_differs(theirs if isinstance(theirs, dict) else {}, ours):
         raise UserError(
             f"{where} holds a run with other settings: {', '.join(differs)}. Repeat its settings to go on with it, "
             "or begin a new run in another folder."

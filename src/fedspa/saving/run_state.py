@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from fedspa.errors import UserError, brief
 from fedspa.records import ACCURACY, VALIDATION, RoundRecord
+from fedspa.saved import Misfit, Saved
 from fedspa.saving.checkpoint import Checkpoints
+from fedspa.saving.resuming import refuse_other_settings
 
 MAIN_KINDS = ("personal", "global", "local")
 """The best checkpoint is that of the best models of the first of these kinds that the method has."""
@@ -31,7 +34,7 @@ class RunState:
 
     def __init__(self, config: dict[str, Any], partition_hash: str, parts: Mapping[str, Part]) -> None:
         """`config`, resolved, and `partition_hash` tell what run it is."""
-        self._facts, self._parts = {"config": config, "partition_hash": partition_hash}, dict(parts)
+        self._config, self._partition_hash, self._parts = config, partition_hash, dict(parts)
         self._begin, self._earlier = time.perf_counter(), 0.0
         self._state: dict[str, Any] = {}
         self._best: float | None = None
@@ -39,34 +42,47 @@ class RunState:
         self._round = self._written = -1
 
     @property
+    def round(self) -> int:
+        """Complete rounds that are told of: those of the checkpoint that was loaded, and those since; at first 0."""
+        return max(self._round, 0)
+
+    @property
     def seconds(self) -> float:
         """Since the run began, without the time between its processes."""
         return self._earlier + time.perf_counter() - self._begin
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from the state in a checkpoint, whose config was compared.
+    def load(self, state: Any) -> None:
+        """Go on from what a checkpoint holds.
 
-        Raises `UserError` for other data, and for a whole file that holds something else than a run's state.
+        Raises `UserError` for the state of a run with other settings or data, and for what cannot be the state of a
+        run like this: in a sentence that names what differs. Nothing has changed then.
         """
+        before = {name: part.state_dict() for name, part in self._parts.items()}
         try:
-            self._load(state)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            self._load(Saved(state, "the state"))
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            for name, part in self._parts.items():
+                with suppress(Exception):  # of a tracker that is not ours
+                    part.load_state_dict(before[name])
+            reason = str(error) if isinstance(error, Misfit) else f"{type(error).__name__}: {brief(error)}"
             raise UserError(
-                f"The checkpoint of round {state.get('round')} is whole, but does not hold the state of a run "
-                f"({type(error).__name__}: {brief(error)}): remove it, and the run goes on from the one before, "
-                "or begins anew."
+                f"The checkpoint is whole, but holds no state that this run can go on from ({reason}): remove it, and "
+                "the run goes on from the one before, or begins anew."
             ) from error
 
-    def _load(self, state: dict[str, Any]) -> None:
-        theirs, ours = state["partition_hash"], self._facts["partition_hash"]
-        if theirs != ours:
+    def _load(self, saved: Saved) -> None:
+        config, theirs = saved["config"].plain(), saved["partition_hash"].text()
+        refuse_other_settings(config, self._config, "The checkpoint")
+        if theirs != (ours := self._partition_hash):
             raise UserError(
                 f"The checkpoint's clients hold other images (partition hash {theirs} there, {ours} here): "
                 "dataset.path must have the data that the run began with."
             )
-        self._earlier, self._best, self._written = state["seconds"], state["best"], state["round"]
+        round, seconds = saved["round"].integer(), saved["seconds"].number(0)
+        best = saved["best"].number() if saved["best"].optional() else None
         for name, part in self._parts.items():
-            part.load_state_dict(state["parts"][name])
+            part.load_state_dict(saved["parts"][name].mapping())
+        self._earlier, self._best, self._round, self._written = seconds, best, round, round
 
     def completed(self, round: int, record: RoundRecord | None = None) -> None:
         """Take note that so many rounds are complete and told of.
@@ -75,7 +91,8 @@ class RunState:
         """
         self._round, self._score = round, _selection_score(record) if record else None
         self._state = {
-            **self._facts,
+            "config": self._config,
+            "partition_hash": self._partition_hash,
             "round": round,
             "seconds": self.seconds,
             "parts": {name: part.state_dict() for name, part in self._parts.items()},

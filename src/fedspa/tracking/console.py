@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from fedspa.costing.units import show_bytes, show_flops
 from fedspa.records import ACCURACY, KINDS, Event, RoundRecord, RunInfo, RunResult
+from fedspa.saved import Saved
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -45,7 +46,10 @@ class ConsoleView:
         return {"accuracy": dict(self._accuracy), "mentioned": sorted(self._mentioned)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._accuracy, self._mentioned = dict(state.get("accuracy", {})), set(state.get("mentioned", ()))
+        saved = Saved({"accuracy": {}, "mentioned": [], **state}, "console")
+        accuracy = {kind.text(KINDS): mean.number() for kind, mean in saved["accuracy"].items()}
+        mentioned = {kind.text() for kind in saved["mentioned"].sequence()}
+        self._accuracy, self._mentioned = accuracy, mentioned
 
     def start(self, info: RunInfo) -> None:
         self._info = info

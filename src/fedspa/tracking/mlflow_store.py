@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import UserError, check_range
 from fedspa.records import RoundRecord, RunInfo, RunResult
+from fedspa.saved import Saved
 from fedspa.tracking.measures import final_metrics, round_metrics
 from fedspa.tracking.mlflow_connection import open_store, store_needed, store_uri, where_to_look
 from fedspa.tracking.mlflow_delivery import UNDELIVERED, Delivery, Ending, Outbox, Point
@@ -63,9 +64,12 @@ class MLflowTracker:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the run of a `state_dict`; the next `start` finds it in the store."""
+        self._run_id, self.uri, self._kept = "", self.tracking_uri or store_uri(), []
         if state:
-            self._run_id, self.uri = state["run_id"], state["tracking_uri"]
-            self._kept = [Point(*point) for point in state["points"]]
+            saved = Saved(state, "mlflow")
+            run_id, uri = saved["run_id"].text(), saved["tracking_uri"].text()
+            self._kept = [_saved_point(point) for point in saved["points"].sequence()]
+            self._run_id, self.uri = run_id, uri
 
     def start(self, info: RunInfo) -> None:
         """Open the run in the store. Raises `UserError` where that fails: later on the run goes on without it."""
@@ -150,6 +154,11 @@ class MLflowTracker:
     @property
     def _upload_weights(self) -> bool:
         return bool(self._info.config.get("save", {}).get("upload_weights", False))
+
+
+def _saved_point(saved: Saved) -> Point:
+    key, value, step, timestamp = saved.sequence(4)
+    return Point(key.text(), value.number(finite=False), step.integer(), timestamp.integer())
 
 
 def flat_params(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -39,6 +39,7 @@ from fedspa.records import (
     Spread,
     TheoryRow,
 )
+from fedspa.saved import Saved
 from fedspa.saving.files import write_whole
 from fedspa.saving.resuming import CONFIG_HASH
 from fedspa.tracking.tensor_file import save_tensors
@@ -46,6 +47,8 @@ from fedspa.tracking.tensor_file import save_tensors
 if TYPE_CHECKING:
     import numpy as np
 
+TABLES = ("rounds.csv", "timing.csv", "events.csv")
+"""What grows from round to round."""
 STATISTICS = tuple(f.name for f in fields(Spread))
 """How a score is spread over the clients: mean, std, p10, worst_decile, min, max, clients."""
 
@@ -66,7 +69,10 @@ class RunFolder:
         return {"bytes": {name: table.bytes for name, table in self._tables.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._bytes = state.get("bytes", {})
+        saved = Saved({"bytes": {}, **state}, "run_folder")["bytes"]
+        if saved.mapping():
+            saved.mapping(TABLES)
+        self._bytes = {name.text(): size.integer() for name, size in saved.items()}
 
     def sync(self) -> None:
         """Have the tables on the disk itself, so that no checkpoint outlives rows that it counts on."""

@@ -8,7 +8,18 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from fedspa.records import ACCURACY, KINDS, PHASES, Costs, RoundRecord, RunInfo, Spread
+from fedspa.records import (
+    ACCURACY,
+    KINDS,
+    PHASES,
+    Costs,
+    RoundRecord,
+    RunInfo,
+    Spread,
+    saved_costs,
+    saved_spread,
+)
+from fedspa.saved import Saved
 
 
 def mean_spread(spreads: Sequence[Spread]) -> Spread:
@@ -53,13 +64,33 @@ class History:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises `Misfit` for what cannot be of this run; nothing has changed then."""
+        saved = Saved(state, "history")
+        final = [
+            {kind.text(KINDS): saved_spread(spread) for kind, spread in spreads.items()}
+            for spreads in saved["final"].sequence(most=self._final.maxlen or 0)
+        ]
+        reached = {kind.text(KINDS): self._saved_reached(rounds) for kind, rounds in saved["reached"].items()}
+        saved["seconds"].mapping(PHASES)
+        seconds = {phase: saved["seconds"][phase].number(0) for phase in PHASES}
+        samples = saved["samples"].integer()
+        costs, dense_costs = saved_costs(saved["costs"]), saved_costs(saved["dense_costs"])
+        events = {kind.text(): number.integer(1) for kind, number in saved["events"].items()}
         self._final.clear()
-        for spreads in state["final"]:
-            self._final.append({kind: Spread(**values) for kind, values in spreads.items()})
-        self._reached = {kind: dict(reached) for kind, reached in state["reached"].items()}
-        self._seconds, self._samples = dict(state["seconds"]), state["samples"]
-        self._costs, self._dense_costs = Costs(**state["costs"]), Costs(**state["dense_costs"])
-        self._events = dict(state["events"])
+        self._final.extend(final)
+        self._reached, self._seconds, self._samples, self._events = reached, seconds, samples, events
+        self._costs, self._dense_costs = costs, dense_costs
+
+    def _saved_reached(self, saved: Saved) -> dict[float, int | None]:
+        """The round in which each target was reached."""
+        reached: dict[float, int | None] = {}
+        for target, round in saved.items():
+            if target.number() not in self._targets:
+                raise target.misfit(f"one of eval.targets={list(self._targets)}")
+            reached[target.number()] = round.integer(1) if round.optional() else None
+        if len(reached) != len(set(self._targets)):
+            raise saved.misfit(f"the round of each of eval.targets={list(self._targets)}")
+        return reached
 
     def add(self, record: RoundRecord) -> None:
         """Take note of one round."""
