@@ -16,13 +16,15 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class TrackingServer:
-    """`up()` and `down()` at will; `delay` (s) before each answer; `lose_answers`: do it, and hang up."""
+    """`up()` and `down()` at will; `delay` (s) before each answer; `lose_answers`: do it, and hang up;
+    `guarded`: runs may be added to the experiment, but it may not be changed."""
 
     def __init__(self, artifacts: Path) -> None:
         self.artifacts = artifacts
         self.runs: dict[str, dict[str, Any]] = {}
         self.calls: list[str] = []
-        self.delay, self.lose_answers = 0.0, False
+        self.experiment_tags: dict[str, str] = {}
+        self.delay, self.lose_answers, self.guarded = 0.0, False, False
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
         self.up()
@@ -60,6 +62,11 @@ class TrackingServer:
         run = self.runs.get(str(body.get("run_id")), {})
         if call == "experiments/get-by-name":
             return {"experiment": {"experiment_id": "1", "name": body["experiment_name"]}}
+        if call == "experiments/set-experiment-tag":
+            if self.guarded:
+                raise PermissionError("Permission denied")
+            self.experiment_tags[body["key"]] = body["value"]
+            return {}
         if call == "runs/create":
             run_id = f"run{len(self.runs)}"
             info = {
@@ -75,6 +82,8 @@ class TrackingServer:
             self._validate(run, body.get("metrics", []))
             run["points"] += body.get("metrics", [])
             run["params"] |= {param["key"]: param["value"] for param in body.get("params", [])}
+        elif call == "runs/log-inputs":
+            run["inputs"] = body.get("datasets", [])
         elif call == "runs/set-tag":
             run["tags"][body["key"]] = body["value"]
         elif call == "runs/delete-tag":
@@ -124,6 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
             code, answer = 404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": str(error)}
         except ValueError as error:
             code, answer = 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": str(error)}
+        except PermissionError as error:
+            code, answer = 403, {"error_code": "PERMISSION_DENIED", "message": str(error)}
         if self.store.lose_answers:
             self.close_connection = True
             return

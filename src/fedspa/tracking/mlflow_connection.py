@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,10 +52,22 @@ def open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
             if not (found := client.get_experiment_by_name(experiment)):
                 place = artifact_location(uri)
                 return client, client.create_experiment(experiment, artifact_location=place, tags=EXPERIMENT)
-            for key, value in EXPERIMENT.items():
-                if key not in found.tags:
-                    client.set_experiment_tag(found.experiment_id, key, value)
+            if missing := EXPERIMENT.keys() - found.tags.keys():
+                _describe(client, found.experiment_id, {key: EXPERIMENT[key] for key in missing})
             return client, found.experiment_id
+
+
+def _describe(client: MlflowClient, experiment_id: str, tags: Mapping[str, str]) -> None:
+    """Tags of an experiment that is there already; on a shared server only its owner may set them."""
+    from mlflow.exceptions import MlflowException
+
+    for key, value in tags.items():
+        try:
+            client.set_experiment_tag(experiment_id, key, value)
+        except MlflowException as error:
+            if error.get_http_status_code() not in (401, 403):
+                raise
+            return
 
 
 def _set_up() -> None:
