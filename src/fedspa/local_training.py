@@ -17,7 +17,7 @@ from fedspa.weights import bind
 class LocalTraining(LightningModule):
     """The one working network that serves every client, and the step that trains it under a mask.
 
-    The step is the paper's Eq. 4: w <- w - lr (m * clip(g) + weight_decay w), on the flat weights. An
+    The step is the paper's Eq. 3: w <- w - lr (m * clip(g) + weight_decay w), on the flat weights. An
     engine calls `training_step`, backward, `on_before_optimizer_step` (Fabric itself calls no hook) and the
     optimizer's step; engines without an optimizer object call `training_step` and `clip_and_mask`.
     """

@@ -8,7 +8,7 @@ import torch
 class Merge:
     """Folds the updates of a round into one running sum, strictly in the order in which they come.
 
-    Weights a_k are shares of the participants' total weight (paper, Eq. 5: 1 / |S_t| each), or, with
+    Weights a_k are shares of the participants' total weight (paper, Eq. 4: 1 / |S_t| each), or, with
     `holders`, of the weight of those participants whose mask holds the coordinate; a coordinate that
     nobody holds keeps its value.
     """

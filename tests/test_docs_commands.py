@@ -1,0 +1,107 @@
+"""Every command in the documentation does what it is there for: it is run, on a toy, in the order of its page."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from toy_commands import ROOT, run
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(?:sh|bash)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?<=\n\n)((?:    [^\n]*\n)+)")
+BEGINNINGS = (
+    "python",
+    "make",
+    "mlflow",
+    "torchrun",
+    "srun",
+    "sbatch",
+    "pip",
+    "fedspa-",
+    "tensorboard",
+    "eval",
+    ".venv",
+)
+INTERPRETER = re.compile(r"(\.venv/bin/)?python3?$")
+ASSIGNMENT = re.compile(r"[A-Z_]+=")
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def commands(page: Path) -> list[str]:
+    """The commands of a page, without their comments."""
+    text = page.read_text()
+    blocks = BLOCK.findall(text) + INDENTED.findall(text)
+    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    without = [re.split(r"\s+#\s", line)[0] for line in lines]
+    return [line for line in without if _program(line).startswith(BEGINNINGS)]
+
+
+def _program(line: str) -> str:
+    words = [word for word in line.split() if not ASSIGNMENT.match(word)]
+    return words[0] if words else ""
+
+
+def last_run(root: Path) -> str:
+    """The folder of the newest run in that root."""
+    return str(max(root.glob("outputs/*/*/config.yaml"), key=lambda file: file.stat().st_mtime_ns).parent)
+
+
+def filled(line: str, root: Path) -> str:
+    """The line with something in place of what its reader is to fill in, `<a run's folder>`, and of a day."""
+    line = re.sub(r"outputs/\d{4}-\d\d-\d\d", lambda _: str(Path(last_run(root)).parent), line)
+    for blank in re.findall(r"<[^<>]*>", line):
+        line = line.replace(blank, last_run(root) if "run" in blank or "its folder" in blank else str(root))
+    return line
+
+
+def tried(line: str, root: Path, log: Path) -> None:
+    """Run one command."""
+    words = [word for word in shlex.split(filled(line, root)) if not ASSIGNMENT.match(word)]
+    program = words[0]
+    if program in ("torchrun", "srun"):  # the run itself, in one process
+        words = ["python", *words[[i for i, word in enumerate(words) if word.endswith("train.py")][0] :]]
+    if program == "make":
+        target = [word for word in words[1:] if "=" not in word]
+        subprocess.run(["make", "--dry-run", *target], cwd=ROOT, check=True, capture_output=True)
+    elif program == "pip" or words[1:3] == ["-m", "pip"]:
+        named = re.findall(r"\[([\w,-]+)\]", line)
+        assert {extra for extras in named for extra in extras.split(",")} <= EXTRAS.keys()
+    elif INTERPRETER.match(words[0]) and words[1].startswith("src/"):
+        assert run(words[1:], root, log) == 0, f"{line}\n{log.read_text()[-3000:]}"
+    elif INTERPRETER.match(words[0]) and words[1].endswith(".py"):
+        compile((ROOT / words[1]).read_text(), words[1], "exec")  # benchmarks take minutes
+    else:
+        assert line in OTHERS, f"Nothing here runs `{line}`."
+
+
+OTHERS = {
+    "python3 -m venv .venv": "made by .ci/run",
+    ".venv/bin/python -m pytest": "this is it",
+    "mlflow ui": "a server, tried by test_tracking_mlflow.py",
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stand-in for the clone, to which runs and the tracking store go, with a run and a study."""
+    root = tmp_path_factory.mktemp("clone")
+    for before in ("python src/train.py", "python src/train.py -m sweep=main experiment=digits_study"):
+        tried(before, root, root / "log")
+    return root
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if commands(page)], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_commands_of_a_page(page: Path, root: Path, tmp_path: Path) -> None:
+    for line in dict.fromkeys(commands(page)):
+        tried(line, root, tmp_path / "log")
+
+
+def test_pages_hold_commands() -> None:
+    assert sum(len(commands(page)) for page in PAGES) > 30
