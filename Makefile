@@ -26,6 +26,9 @@ check: $(READY) ## look for mistakes without running: ruff and mypy
 	$(RUN) -m ruff format --check --quiet .
 	$(RUN) -m mypy
 
+docs: $(READY) ## build the documentation into outputs/site, and fail on a broken link
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+
 bench: $(READY) ## measure speed on this CPU and write docs/performance.md, in about ten minutes
 	$(RUN) benchmarks/all.py
 
@@ -36,4 +39,4 @@ $(READY): pyproject.toml constraints.txt
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
 
-.PHONY: help demo test slow coverage check bench
+.PHONY: help demo test slow coverage check docs bench
