@@ -81,7 +81,7 @@ def tried(line: str, root: Path, log: Path) -> None:
 
 OTHERS = {
     "python3 -m venv .venv": "made by .ci/run",
-    ".venv/bin/python -m pytest": "this is it",
+    ".venv/bin/python -m pytest --numprocesses=auto": "this is it",
     "mlflow ui": "a server, tried by test_tracking_mlflow.py",
 }
 

@@ -1,4 +1,4 @@
-"""Commands as they are written, on a toy: a fork of the test process runs the entry point with everything made small."""
+"""Commands as they are written, on a toy: a fork of the test process runs the entry point, everything made small."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib.figure  # noqa: F401  (imported here, so that each fork need not)
+import mlflow.tracking  # noqa: F401
 from omegaconf import DictConfig, open_dict
 
 import fedspa.config
 import fedspa.paths
+import fedspa.running.experiment  # noqa: F401
 import fedspa.sweeping.studies
 from fedspa.sweeping.studies import Study
 
@@ -29,7 +32,7 @@ _check, _study = fedspa.config.check, fedspa.sweeping.studies.study
 
 
 def toy(config: DictConfig) -> DictConfig:
-    """The same config with one round, four clients and forty made-up images of the same kind."""
+    """The same config with one round, four clients, a small network and 48 made-up images of the same kind."""
     small = config.copy()
     facts = config.dataset
     with open_dict(small):
@@ -46,6 +49,7 @@ def toy(config: DictConfig) -> DictConfig:
             "noise": 1.0,
             "client_test_images": 2,
         }
+        small.model = {"name": config.model.name, "_target_": "fedspa.models.small_cnn.SmallCNN"}
         small.partition = {"name": config.partition.name, "_target_": "fedspa.partition.iid.Iid"}
         small.merge_with(
             {
