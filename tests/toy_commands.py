@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib.figure  # noqa: F401  (imported here, so that each fork need not)
+import matplotlib.backends.backend_agg  # noqa: F401  (imported here, so that each fork need not)
+import matplotlib.figure  # noqa: F401
+import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 import mlflow.tracking  # noqa: F401
 from omegaconf import DictConfig, open_dict
 
