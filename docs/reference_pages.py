@@ -24,7 +24,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         modules = sorted(file for file in init.parent.glob("*.py") if file != init)
         content = f"# {name}\n\n{headline(init)}\n\n"
         for module in modules:
-            content += f"## {name}.{module.stem}\n\n::: {name}.{module.stem}\n    options: {{heading_level: 3}}\n\n"
+            content += (
+                f"## {name}.{module.stem}\n\n::: {name}.{module.stem}\n    options: {{heading_level: 3}}\n\n"
+            )
         files.append(File.generated(config, f"reference/{name}.md", content=content))
         rows.append(f"| [{name}]({name}.md) | {headline(init)} |")
     index = "# Reference\n\nEvery public class and function, from the docstrings.\n\n" + "\n".join(rows)
