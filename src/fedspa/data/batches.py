@@ -45,10 +45,12 @@ class Pixels:
         self.device = torch.device(device)
         self.dtype = dtype
         self._own_labels, self.labels = images.labels.cpu(), images.labels.to(self.device)
-        # One black pixel after the last image: where a crop reaches over the border, it reads that one.
-        black = torch.zeros(self.channels, dtype=torch.uint8)
-        memory = torch.cat([images.images.permute(0, 2, 3, 1).reshape(-1), black]).to(self.device)
-        self._images = memory[: -self.channels].view(count, self.side * self.side * self.channels)
+        memory, size = images.images.permute(0, 2, 3, 1).reshape(-1), images.images.numel()
+        if augmentation.crop_padding:
+            # One black pixel after the last image: where a crop reaches over the border, it reads that one.
+            memory = torch.cat([memory, torch.zeros(self.channels, dtype=torch.uint8)])
+        memory = memory.to(self.device)
+        self._images = memory[:size].view(count, self.side * self.side * self.channels)
         self._pixels = memory.view(-1, self.channels)  # [N*H*W + 1, C]
         self._line = torch.arange(self.side, device=self.device)
         # (pixel / 255 - mean) / std is pixel * scale + shift; both are as long as an image, which vectorises.

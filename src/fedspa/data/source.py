@@ -160,6 +160,12 @@ class ImageSource(ABC):
         return self
 
     @property
+    def bytes_in_memory(self) -> int:
+        """Of all images, once loaded."""
+        images = self.effective_train_size + self.effective_test_size
+        return images * self.channels * self.image_size**2
+
+    @property
     def remarks(self) -> list[str]:
         """What a user should be told of the data when a run begins, a sentence each."""
         return []

@@ -41,6 +41,10 @@ class SyntheticClients(SyntheticImages):
             )
 
     @property
+    def bytes_in_memory(self) -> int:
+        return 0
+
+    @property
     def clients(self) -> int:
         return self.effective_train_size // self.client_train_images
 

@@ -32,6 +32,7 @@ from fedspa.rounds.local_models import LocalModels
 from fedspa.rounds.theory import TheoremCurves
 from fedspa.rounds.visitor import OPTIONAL, Call, Visitor
 from fedspa.running.executor import Executor, InProcess, Workers, can_fork
+from fedspa.running.fitting import check_fits
 from fedspa.running.interruption import Interruptions
 from fedspa.running.launch import ALONE, Launch, usable_cores
 from fedspa.running.memory import keep_freed_memory
@@ -95,6 +96,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     network = network.to(plan.hardware.dtype)
     costs = NetworkCosts.of(network, shape, settings.costs.convention)
 
+    check_fits(source, fabric.device)
     data = source.load()  # after the network, whose mistakes need no data
     rows = client_rows(data, source, plan.partition, settings.federation.clients, settings.seed)
     _check_batches(plan, rows)

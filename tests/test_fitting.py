@@ -1,0 +1,73 @@
+"""A data set that does not fit into memory is refused before it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedspa.errors import UserError
+from fedspa.running import fitting
+from fedspa.running.fitting import check_fits, free_memory
+
+CPU = torch.device("cpu")
+
+
+def test_a_data_set_that_is_too_large_is_told_what_would_fit(
+    plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = "classes=2 channels=3 image_size=224 train_size=900000 test_size=100000 mean=[0.5] std=[0.5]"
+    source = plan(
+        "dataset=folder", "dataset.name=big", *(f"dataset.{fact}" for fact in facts.split(" "))
+    ).dataset
+    monkeypatch.setattr(fitting, "free_memory", lambda: 20 * 10**9)
+    with pytest.raises(
+        UserError,
+        match=r"dataset=big: 1,000,000 images of 3 x 224 x 224 take 150.* GB in memory, but this machine has 20.* GB "
+        r"left: dataset.image_size=77 with dataset.resize=crop, or dataset.train_rows=19579 would fit",
+    ):
+        check_fits(source, CPU)
+    assert (19579 + 100_000) * 3 * 224**2 <= 0.9 * 20e9
+    assert 3 * 77**2 * 10**6 <= 0.9 * 20e9 < 3 * 78**2 * 10**6
+    monkeypatch.setattr(fitting, "free_memory", lambda: 168 * 10**9)
+    check_fits(source, CPU)
+    source.augmentation.crop_padding = 4  # takes a copy
+    with pytest.raises(UserError, match=r"take 301"):
+        check_fits(source, CPU)
+    monkeypatch.setattr(fitting, "free_memory", lambda: None)
+    check_fits(source, CPU)
+
+
+def test_clients_that_are_made_on_demand_always_fit(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "free_memory", lambda: 1)
+    check_fits(plan("dataset=synthetic_clients", "federation.clients=1000000").dataset, CPU)
+    with pytest.raises(
+        UserError, match=r"has 1.* left: smaller dataset.train_rows and dataset.test_rows would"
+    ):
+        check_fits(plan().dataset, CPU)
+
+
+def test_free_memory_is_that_of_the_machine_within_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "CGROUP", tmp_path)
+    monkeypatch.setattr(fitting, "MEMINFO", tmp_path / "meminfo")
+    assert free_memory() is None
+    (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable:   50 kB\n")
+    assert free_memory() == 50 * 1024
+    for name, text in (("max", "max"), ("current", "9000"), ("stat", "anon 1\ninactive_file 2000\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert free_memory() == 50 * 1024
+    (tmp_path / "memory.max").write_text("10000\n")
+    assert free_memory() == 3000
+
+
+def test_without_crops_the_images_are_not_copied(plan: Any) -> None:
+    from fedspa.data.batches import Pixels
+    from fedspa.data.source import Augmentation
+
+    images = plan().dataset.load().train
+    pixels = Pixels(images, [0.5], [0.5], Augmentation(flip=True), CPU, torch.float32)
+    assert pixels._images.data_ptr() == images.images.data_ptr()
