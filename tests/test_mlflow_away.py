@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +18,11 @@ from tracking_runs import run_info, run_record, run_result
 
 from fedspa.errors import UserError
 from fedspa.tracking import mlflow_connection, mlflow_delivery
-from fedspa.tracking.mlflow_delivery import UNDELIVERED
+from fedspa.tracking.mlflow_delivery import UNDELIVERED, Ending, Point
 from fedspa.tracking.mlflow_store import MLflowTracker
 from fedspa.tracking.undelivered import Undelivered
 
+ENDING = Ending("FINISHED", 4, weights=False, tags={"a": "b"})
 DELIVER = Path(__file__).parents[1] / "src/deliver.py"
 
 
@@ -114,7 +115,9 @@ def test_away_at_the_end_leaves_the_rest_in_the_folder(
         f"MLflow at {server.uri} did not get everything (Connection refused): "
         f"python src/deliver.py {folder} sends the rest.\n"
     )
-    with pytest.raises(UserError, match="cannot be used"):  # still away: nothing is lost
+    with pytest.raises(
+        UserError, match="start or mend it, then deliver again"
+    ):  # still away: nothing is lost
         Undelivered.load(folder).deliver(folder)
     server.up()
     done = subprocess.run([sys.executable, str(DELIVER), str(folder)], capture_output=True, text=True)
@@ -129,7 +132,15 @@ def test_away_at_the_end_leaves_the_rest_in_the_folder(
 def test_nothing_to_deliver_and_a_damaged_rest_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds nothing to deliver"):
         Undelivered.load(tmp_path)
-    for content in ("", "{}", '{"points": [[1]]}', "[1]", "\udcff"):
+    sound = json.loads(json.dumps(asdict(Undelivered("http://h", "r", [Point("a", 1.0, 2, 3)], ENDING))))
+    others: dict[str, list[object]] = {
+        "points": [[[1, 1.0, 2, 3]], [["a", "1", 2, 3]], [["a", 1.0, 2.5, 3]], [["a", 1.0]], 7],
+        "ending": [{}, 7, {**sound["ending"], "tags": 3}, {**sound["ending"], "tags": {"a": 1}}],
+        "run_id": [None, 5],
+        "tracking_uri": [["http://h"]],
+    }
+    wrong = [json.dumps({**sound, key: value}) for key, values in others.items() for value in values]
+    for content in ("", "{}", '{"points": [[1]]}', "[1]", "\udcff", *wrong):
         (tmp_path / UNDELIVERED).write_bytes(content.encode(errors="surrogateescape"))
         with pytest.raises(UserError, match="is damaged"):
             Undelivered.load(tmp_path)

@@ -25,6 +25,8 @@ SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
 }
 """MLflow's own settings, where the user's environment does not say otherwise."""
+OTHERWISE = "mend it, name another with loggers.mlflow.tracking_uri=..., or run with logger=csv"
+"""What a run can do about a store that cannot be used."""
 
 
 def store_uri() -> str:
@@ -77,7 +79,7 @@ def _set_up() -> None:
 
 
 @contextmanager
-def store_needed(uri: str) -> Iterator[None]:
+def store_needed(uri: str, advice: str = OTHERWISE) -> Iterator[None]:
     """What happens inside cannot do without the store: its errors are told as one sentence, a `UserError`."""
     _set_up()
     try:
@@ -91,8 +93,7 @@ def store_needed(uri: str) -> Iterator[None]:
         yield
     except errors as error:
         raise UserError(
-            f"loggers.mlflow: the tracking store {uri} cannot be used ({root_cause(error)}): "
-            "mend it, name another with loggers.mlflow.tracking_uri=..., or run with logger=csv."
+            f"loggers.mlflow: the tracking store {uri} cannot be used ({root_cause(error)}): {advice}."
         ) from error
 
 

@@ -33,18 +33,30 @@ class Undelivered:
         try:
             content = json.loads(file.read_text())
             points = [Point(*point) for point in content["points"]]
-            ending = Ending(**content["ending"])
-            return cls(content["tracking_uri"], content["run_id"], points, ending)
-        except (ValueError, KeyError, TypeError) as error:
+            rest = cls(content["tracking_uri"], content["run_id"], points, Ending(**content["ending"]))
+            rest.check()
+            return rest
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{file} is damaged: the run's CSV files hold the same numbers.") from error
         except OSError as error:
             raise UserError(
                 f"{folder} holds nothing to deliver ({UNDELIVERED}: {error.strerror})."
             ) from error
 
+    def check(self) -> None:
+        """Raises `TypeError` where a part is of another type."""
+        tags, points = self.ending.tags, self.points
+        texts = [self.tracking_uri, self.run_id, self.ending.status, *tags.keys(), *tags.values()]
+        texts += [point.key for point in points]
+        whole = [self.ending.time, *(number for point in points for number in (point.step, point.timestamp))]
+        values = [point.value for point in points]
+        for parts, kinds in ((texts, str), (whole, int), (values, (int, float))):
+            if not all(isinstance(part, kinds) for part in parts):
+                raise TypeError(f"not all of {kinds}")
+
     def deliver(self, folder: Path) -> None:
         """Send it all, and forget it. Raises `UserError` if the store still cannot be used."""
-        with store_needed(self.tracking_uri):
+        with store_needed(self.tracking_uri, "start or mend it, then deliver again"):
             outbox = Outbox(open_client(self.tracking_uri), self.run_id, self.points, in_doubt=True)
             while outbox.send():
                 pass
