@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from fedspa.cli import main
 from fedspa.costing import dry_run
 from fedspa.costing.cost_report import CostReport
+from fedspa.engines.stacked import StackedEngine
 from fedspa.errors import UserError
 from fedspa.rounds.sampling import sample_clients
 from fedspa.sweeping.studies import Study, study
@@ -335,6 +336,19 @@ def test_the_speed_is_measured_here(plan, monkeypatch):
     monkeypatch.setattr(dry_run, "PROBE_SECONDS", 0.01)
     one = dry_run._speed(plan("hardware=cpu", "hardware.workers=1"))
     assert 1e7 < one < 1e13
+
+
+def test_the_speed_is_that_of_the_engine_that_the_run_will_take(plan, monkeypatch):
+    monkeypatch.setattr(dry_run, "PROBE_SECONDS", 0.01)
+    asked, answer = [], StackedEngine.answer
+
+    def counted(engine, requests):
+        asked.append(len(requests))
+        return answer(engine, requests)
+
+    monkeypatch.setattr(StackedEngine, "answer", counted)
+    words = ("hardware=cpu", "training.batch_size=2", "federation.clients_per_round=3")
+    assert dry_run._speed(plan(*words, "engine=stacked")) > 0 and set(asked) == {3}
 
 
 # MLflow

@@ -22,13 +22,14 @@ from fedspa.costing.costs import TRAINING_FACTOR, NetworkCosts
 from fedspa.costing.units import show_bytes, show_flops
 from fedspa.data.batches import Pixels
 from fedspa.data.source import ImageSet
+from fedspa.engines.choice import Workload
 from fedspa.engines.eager import EagerEngine
 from fedspa.records import Costs
 from fedspa.rounds.requests import Train, Trained
 from fedspa.running.launch import usable_cores
 
 PROBE_SECONDS = 2.0
-SPEED_DEPENDS_ON = ("model", "dataset", "training", "hardware", "federation")
+SPEED_DEPENDS_ON = ("model", "dataset", "training", "hardware", "engine", "federation")
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,17 @@ def _executed_flops(report: CostReport) -> int:
     return training + report.total.search_flops + testing + report.finetune_flops
 
 
+def _workload(plan: Plan) -> Workload:
+    """Of the run, as far as it decides on the engine; the largest client is one of a batch."""
+    federation, training = plan.settings.federation, plan.settings.training
+    each = plan.dataset.effective_train_size / federation.clients
+    visits = federation.rounds * federation.clients_per_round
+    return Workload(training.batch_size, round(visits * training.epochs * ceil(each / training.batch_size)))
+
+
 def _speed(plan: Plan) -> float:
-    """FLOP/s of dense local training on this machine, measured: the run's own engine on a batch of noise."""
+    """FLOP/s of dense local training on this machine, measured: the engine that the run will take, on batches of
+    noise for as many clients as it trains at once. Compiling comes before, and is not counted."""
     source, training = plan.dataset, plan.settings.training
     fabric = plan.hardware.fabric()
     network = build_model(plan, source.channels, source.image_size, source.classes).to(plan.hardware.dtype)
@@ -124,25 +134,30 @@ def _speed(plan: Plan) -> float:
     images = torch.randint(256, (training.batch_size, *shape), dtype=torch.uint8)
     noise = ImageSet(images, torch.zeros(training.batch_size, dtype=torch.int64))
     pixels = Pixels(noise, source.mean, source.std, source.augmentation, fabric.device, plan.hardware.dtype)
-    engine = EagerEngine(fabric, network, training, pixels)
+    engine = plan.engine.build(EagerEngine(fabric, network, training, pixels), _workload(plan))
+    visits = plan.settings.federation.clients_per_round
+    at_once = min(engine.clients_at_once or visits, visits)
 
     def train(samples: int) -> int:
-        request = Train(
-            weights=engine.weights,
-            rows=torch.arange(samples),
-            epochs=1,
-            learning_rate=training.lr,
-            generator=torch.Generator(),
-        )
-        (trained,) = engine.answer([request])
-        assert isinstance(trained, Trained)
-        return trained.samples
+        requests = [
+            Train(
+                weights=engine.weights,
+                rows=torch.arange(samples),
+                epochs=1,
+                learning_rate=training.lr,
+                generator=torch.Generator(),
+            )
+            for _ in range(at_once)
+        ]
+        return sum(trained.samples for trained in engine.answer(requests) if isinstance(trained, Trained))
 
-    train(min(8, training.batch_size))  # the first call is slow
+    train(training.batch_size)  # the first call is slow
     begin, samples = time.perf_counter(), 0
     while time.perf_counter() - begin < PROBE_SECONDS:
         samples += train(training.batch_size)
     cores = plan.hardware.cores or usable_cores()
     workers = plan.hardware.workers or (cores if fabric.device.type == "cpu" else 1)
     one = TRAINING_FACTOR * flops * samples / (time.perf_counter() - begin)
-    return one * min(workers, plan.settings.federation.clients_per_round)
+    if engine.clients_at_once != 1:  # such an engine keeps the clients in one process
+        return one
+    return one * min(workers, visits)
