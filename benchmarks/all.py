@@ -18,7 +18,7 @@ from bench import table
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "performance.md"
-PARTS = ("cpu_round", "round_profile", "local_step", "mask_search", "overhead", "memory")
+PARTS = ("cpu_round", "round_profile", "sharing", "local_step", "mask_search", "overhead", "memory")
 
 
 def machine() -> str:

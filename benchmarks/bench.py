@@ -15,6 +15,8 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from fedspa.running.launch import ALONE, Launch
+
 if TYPE_CHECKING:
     from fedspa.running.assembly import Federation
 
@@ -32,7 +34,7 @@ EMNIST = (
 """Images and training of the paper's EMNIST runs, made up; clients and training images are left to be set."""
 
 
-def federation(*overrides: str) -> Federation:
+def federation(*overrides: str, launch: Launch = ALONE) -> Federation:
     """A federation by the words of src/train.py; it writes no files."""
     from hydra import compose, initialize_config_dir
 
@@ -42,7 +44,7 @@ def federation(*overrides: str) -> Federation:
     config.register()
     fixed = ["logger=none", "federation.rounds=100000"]
     with initialize_config_dir(str(config.config_dir()), version_base="1.3"):
-        return assembly.build(config.check(compose("config", overrides=[*fixed, *overrides])))
+        return assembly.build(config.check(compose("config", overrides=[*fixed, *overrides])), launch)
 
 
 class PlainLeNet5(nn.Sequential):
