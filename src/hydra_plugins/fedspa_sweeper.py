@@ -1,4 +1,4 @@
-"""The sweeper of `python src/train.py -m ...`. Hydra finds sweepers in the namespace hydra_plugins only."""
+"""The sweepers of `python src/train.py -m ...`. Hydra finds sweepers in the namespace hydra_plugins only."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
+from fedspa.config import check
+from fedspa.sweeping.search import Search, Space
 from fedspa.sweeping.studies import study
 from fedspa.sweeping.sweep import run_sweep
 
@@ -46,3 +48,26 @@ class StudySweeper(Sweeper):
         with open_dict(config):
             del config["hydra"]
         return config
+
+
+class SearchSweeper(StudySweeper):
+    """Hands what Hydra knows to `fedspa.sweeping.search`; conf/hydra/sweeper/search.yaml explains its options."""
+
+    def __init__(
+        self, params: dict[str, str], trials: int, at_once: int, seed: int, kind: str | None
+    ) -> None:
+        super().__init__(params, rows=[])
+        self._search = Search(trials, at_once, seed, kind)
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Search; ends the program with an exit code where a trial failed."""
+        root, launcher = Path(self._config.hydra.sweep.dir), self._config.hydra.launcher
+        space = Space.of(self._params, arguments, OverridesParser.create(config_loader=self._loader))
+        code = self._search.run(
+            space,
+            root,
+            lambda overrides: check(self._compose(overrides)),
+            lambda study: run_sweep(study, root, self._compose, self._launcher.launch, launcher),
+        )
+        if code:
+            raise SystemExit(code)

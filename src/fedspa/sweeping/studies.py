@@ -103,7 +103,7 @@ def study(
     ]
     base = told["sweep"].value() if "sweep" in told else "+".join(sorted(varied)) or SINGLE
     return Study(
-        name=_file_name([str(base), *sorted(variant)]),
+        name=file_name([str(base), *sorted(variant)]),
         jobs=tuple(Job(_job_name(combination, varied), combination) for combination in combinations),
     )
 
@@ -123,16 +123,18 @@ def _choices(override: Override) -> list[str]:
             else [f"{key}={override.get_value_element_as_str()}"]
         )
     if not override.is_discrete_sweep():
-        raise UserError(f"{override.input_line} is no list of values: write {key}=a,b.")
+        raise UserError(
+            f"{override.input_line} is no list of values: write {key}=a,b, or search it by hydra/sweeper=search."
+        )
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
 def _job_name(overrides: Iterable[str], varied: Iterable[str]) -> str:
     keys = set(varied)
-    return _file_name(sorted(text for text in overrides if text.partition("=")[0] in keys) or [SINGLE])
+    return file_name(sorted(text for text in overrides if text.partition("=")[0] in keys) or [SINGLE])
 
 
-def _file_name(parts: Iterable[str]) -> str:
+def file_name(parts: Iterable[str]) -> str:
     """The parts as one name that any file system takes, different for different parts."""
     name = quote(",".join(parts), safe="=,+~@[]: ")
     if len(name) <= LONGEST_NAME:

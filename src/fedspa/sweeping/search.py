@@ -1,0 +1,209 @@
+"""A search for good settings with Optuna: the sweep's next jobs follow from what its earlier ones reached.
+
+Settings are judged on validation rows alone, which no client trains on and which are none of its test rows. A trial is
+a job of a sweep as any other: with its folder, its run in MLflow, and launchers. Optuna's journal lies beside the
+jobs' folders; started again, the search goes on with it, first with the trials that were broken off.
+"""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
+
+from fedspa.config import Plan
+from fedspa.errors import UserError, check_choice, check_range
+from fedspa.randomness import numpy_generator
+from fedspa.records import ACCURACY, KINDS, VALIDATION
+from fedspa.sweeping.studies import NEUTRAL, Job, Study, file_name
+
+if TYPE_CHECKING:
+    import optuna
+
+JOURNAL = "search.journal"
+RunJobs = Callable[[Study], int]
+"""Runs what is not finished of a study's jobs; returns the exit code."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search varies, and what it leaves as it is."""
+
+    varied: Mapping[str, Override]
+    fixed: tuple[str, ...]
+    name: str
+    """Of the study's folder: what is varied, and the fixed settings that decide results."""
+
+    @classmethod
+    def of(cls, params: Mapping[str, str], arguments: Sequence[str], parser: OverridesParser) -> Space:
+        """`params`: the space of a file; what the command line adds wins. Raises `UserError` for an empty space."""
+        given = [*(f"{key}={values}" for key, values in params.items()), *arguments]
+        last = {override.get_key_element(): override for override in parser.parse_overrides(given)}
+        varied = {key: override for key, override in last.items() if override.is_sweep_override()}
+        if not varied:
+            raise UserError(
+                "hydra/sweeper=search has nothing to vary: give a space such as training.lr=interval(0.01,0.5)."
+            )
+        fixed = {key: override.input_line or "" for key, override in last.items() if key not in varied}
+        told = [
+            text for key, text in fixed.items() if key.partition(".")[0] not in NEUTRAL and key not in NEUTRAL
+        ]
+        return cls(
+            varied, tuple(fixed.values()), file_name(["search", "+".join(sorted(varied)), *sorted(told)])
+        )
+
+    def distributions(self) -> dict[str, Any]:
+        """Each varied setting as Optuna takes it. Raises `UserError` for a range that has no values."""
+        return {key: _distribution(key, override) for key, override in self.varied.items()}
+
+    def job(self, values: Mapping[str, Any]) -> Job:
+        """The job of a trial with these values."""
+        texts = [f"{key}={value}" for key, value in sorted(values.items())]
+        return Job(file_name(texts), (*self.fixed, *texts))
+
+
+def _distribution(key: str, override: Override) -> Any:
+    from optuna import distributions
+
+    value = override.value()
+    sweep: Any = value
+    log = "log" in getattr(value, "tags", ())
+    try:
+        if isinstance(value, ChoiceSweep):
+            return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
+        if isinstance(value, RangeSweep):
+            step = 1 if log else sweep.step
+            if all(isinstance(part, int) for part in (sweep.start, sweep.stop, sweep.step)):
+                return distributions.IntDistribution(sweep.start, sweep.stop - 1, log, step)
+            return distributions.FloatDistribution(sweep.start, sweep.stop, log, None if log else step)
+        return distributions.FloatDistribution(float(sweep.start), float(sweep.end), log)
+    except ValueError as error:
+        raise UserError(f"{override.input_line or key} cannot be searched: {error}") from error
+
+
+@dataclass(frozen=True)
+class Search:
+    """How the space is searched; the options of conf/hydra/sweeper/search.yaml."""
+
+    trials: int
+    at_once: int
+    seed: int
+    kind: str | None
+
+    def __post_init__(self) -> None:
+        if find_spec("optuna") is None:
+            raise UserError("hydra/sweeper=search needs Optuna: pip install 'fedspa[optuna]'.")
+        check_range("hydra.sweeper.trials", self.trials, low=1)
+        check_range("hydra.sweeper.at_once", self.at_once, low=1)
+        check_range("hydra.sweeper.seed", self.seed, low=0)
+        if self.kind is not None:
+            check_choice("hydra.sweeper.kind", self.kind, KINDS[:3])
+
+    def run(self, space: Space, root: Path, check: Callable[[Sequence[str]], Plan], run_jobs: RunJobs) -> int:
+        """Run the trials that are missing, and tell of the best. Returns the highest exit code of any.
+
+        `check` makes the plan of a job from its overrides. Raises `UserError` where nothing is held out to judge by.
+        """
+        distributions = space.distributions()
+        kind = self._judged_by(check((*space.fixed, *(f"{k}={_any(d)}" for k, d in distributions.items()))))
+        folder = root / space.name
+        study, code = _open(folder), 0
+        while waiting := self._next(study, distributions):
+            jobs = {number: space.job(values) for number, values in waiting.items()}
+            code = max(code, run_jobs(Study(space.name, tuple(jobs.values()))))
+            for number, job in jobs.items():
+                score = validation_score(folder / job.name, kind)
+                study.tell(number, score, state=None if score is not None else _failed())
+        return max(code, self._conclude(study, space, kind))
+
+    def _judged_by(self, plan: Plan) -> str:
+        if plan.settings.dry_run:
+            raise UserError(
+                "hydra/sweeper=search cannot tell its jobs before they run: leave out dry_run=true."
+            )
+        if not plan.dataset.val_fraction:
+            raise UserError(
+                "hydra/sweeper=search chooses by validation rows, and there are none: set dataset.val_fraction=0.2."
+            )
+        kind = self.kind or next(
+            kind for kind in ("personal", "global", "local") if kind in plan.method.kinds
+        )
+        if kind not in plan.method.kinds:
+            raise UserError(
+                f"hydra.sweeper.kind={kind} is no model of method={plan.method.name}: "
+                f"it must be one of {', '.join(plan.method.kinds)}."
+            )
+        return kind
+
+    def _next(self, study: optuna.Study, distributions: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+        """The values of the next trials by number: those that were broken off, else new ones; none at the end."""
+        from optuna.samplers import TPESampler
+        from optuna.trial import TrialState
+
+        if broken_off := study.get_trials(states=[TrialState.RUNNING]):
+            return {trial.number: trial.params for trial in broken_off}
+        values = {}
+        done = len(study.trials)
+        for number in range(done, min(self.trials, done + self.at_once)):
+            # The draws of a trial depend on its number alone, so a search that goes on draws as if it had never ended.
+            seed = int(numpy_generator(self.seed, "search", number).integers(2**31))
+            study.sampler = TPESampler(seed=seed)
+            trial = study.ask(dict(distributions))
+            values[trial.number] = trial.params
+        return values
+
+    def _conclude(self, study: optuna.Study, space: Space, kind: str) -> int:
+        scored = [trial for trial in study.trials if trial.value is not None]
+        if not scored:
+            return 1
+        best = max(scored, key=lambda trial: (trial.value, -trial.number))
+        command = ["python", "src/train.py", *space.job(best.params).overrides]
+        print(
+            f"\nBest of {len(study.trials)} trials: {kind} accuracy {best.value:.2f} % on validation rows, "
+            f"in trial {best.number + 1}:\n  {shlex.join(command)}"
+        )
+        return 0
+
+
+def validation_score(folder: Path, kind: str) -> float | None:
+    """A finished run's accuracy in percent on validation rows, of its last tested rounds; None where there is none."""
+    from omegaconf import OmegaConf
+
+    if not (folder / "summary.json").exists():
+        return None
+    column = f"{kind}_{VALIDATION}{ACCURACY}_mean"
+    with (folder / "rounds.csv").open(newline="") as file:
+        scores = [float(row[column]) for row in csv.DictReader(file) if row.get(column)]
+    rounds = OmegaConf.load(folder / "config.yaml").eval.final_rounds
+    return fmean(scores[-rounds:]) if scores else None
+
+
+def _any(distribution: Any) -> Any:
+    return distribution.choices[0] if hasattr(distribution, "choices") else distribution.low
+
+
+def _failed() -> Any:
+    from optuna.trial import TrialState
+
+    return TrialState.FAIL
+
+
+def _open(folder: Path) -> optuna.Study:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    folder.mkdir(parents=True, exist_ok=True)
+    storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    return optuna.create_study(
+        study_name="search", storage=storage, direction="maximize", load_if_exists=True
+    )
