@@ -121,6 +121,7 @@ def federation(
     *,
     searcher: MaskSearcher | None = None,
     initial_mask: Callable[[int], PackedMask] | None = None,
+    active: Sequence[int] = (),
     clients_per_round: int | None = None,
     rounds: int = 1,
     eval_every: int = 1,
@@ -146,6 +147,7 @@ def federation(
         network=NetworkCosts.of(network, tuple(clients.train.images.shape[1:]), convention),
         evaluators=[Evaluator(test, clients.test_rows, accuracy, clients.classes, batch_size=8)],
         client_rows=clients.train_rows,
+        active=active,
         link=Link(runner.space, wire) if wire else None,
         faults=faults or FaultSettings(),
     )
@@ -178,13 +180,15 @@ def small(
     space = ParameterSpace.of(network)
     active = ErdosRenyiKernel(name="erk").active_counts(space.shapes, 1 - Fraction(sparsity), space.names)
     shared = searcher is None or searcher.initial == "same"
+    drawn = not (searcher and searcher.searches_first)
     return federation(
         method,
         network,
         clients,
         TrainingSettings(epochs=epochs, batch_size=4),
         searcher=searcher,
-        initial_mask=InitialMasks(space, active, shared=shared, seed=0),
+        initial_mask=InitialMasks(space, active, shared=shared, seed=0) if drawn else None,
+        active=active,
         clients_per_round=2,
         rounds=rounds,
         dtype=torch.float32,

@@ -162,7 +162,7 @@ def test_help_shows_each_group_with_what_is_chosen(tmp_path):
 @pytest.mark.parametrize(
     ("line", "choices"),
     [
-        ("mask=", "mask=dst mask=none mask=rsm"),
+        ("mask=", "mask=dst mask=none mask=rigl mask=rsm mask=snip"),
         ("-m sweep=ma", "sweep=main"),
         ("experiment=cifar10_s", "experiment=cifar10_small experiment=cifar10_study"),
         ("training.lr", "training.lr= training.lr_decay="),

@@ -9,6 +9,7 @@ method is put together from them. Costs are written as the sums that they are:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +100,7 @@ def tiny_federation(
     searcher: MaskSearcher | None = None,
     masks: list[Vector] | None = None,
     convention: str = "honest",
+    active: Sequence[int] = (),
     **step: Any,
 ) -> Federation:
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double()
@@ -114,6 +116,7 @@ def tiny_federation(
         TrainingSettings(lr=0.5, lr_decay=0.5, **settings),
         searcher=searcher,
         initial_mask=(lambda client: pack(masks[client])) if masks else None,
+        active=active,
         rounds=2,
         convention=convention,
     )

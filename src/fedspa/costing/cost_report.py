@@ -60,25 +60,27 @@ class CostReport:
         return [rows - held_out(rows, source.val_fraction) for rows in held]
 
     @cached_property
-    def visits(self) -> Counter[tuple[int, bool]]:
-        """How many visits the run makes to clients of each size, first visits apart: the sampling replayed."""
+    def visits(self) -> Counter[tuple[int, bool, bool]]:
+        """How many visits the run makes to clients of each size: the sampling replayed. First visits are told apart,
+        and those of rounds in which masks are searched for."""
         seed, federation = self.plan.settings.seed, self.plan.settings.federation
-        visits: Counter[tuple[int, bool]] = Counter()
+        visits: Counter[tuple[int, bool, bool]] = Counter()
         seen: set[int] = set()
         for round in range(federation.rounds):
+            searching = self.plan.mask is None or self.plan.mask.searching(round)
             for client in sample_clients(seed, round, federation.clients, federation.clients_per_round):
-                visits[self.client_sizes[client], client not in seen] += 1
+                visits[self.client_sizes[client], client not in seen, searching] += 1
                 seen.add(client)
         return visits
 
-    def visit(self, rows: int, first: bool) -> Costs:
+    def visit(self, rows: int, first: bool, searching: bool = True) -> Costs:
         """One visit to a client of so many rows, encoded bytes included."""
-        size = VisitSize(self.network, self.plan.settings.training, rows, self.active, first)
+        size = VisitSize(self.network, self.plan.settings.training, rows, self.active, first, searching)
         honest = replace(size, network=replace(self.network, convention="honest"))
         costs, travels = (self.plan.method.visit_costs(s, self.plan.mask) for s in (size, honest))
         return replace(costs, encoded_bytes=visit_bytes(travels, len(self.space.sizes), self.wire))
 
-    def dense_visit(self, rows: int, first: bool) -> Costs:
+    def dense_visit(self, rows: int, first: bool, searching: bool = True) -> Costs:
         """The same visit in FedAvg."""
         size = VisitSize(self.network, self.plan.settings.training, rows, first=first)
         return FedAvg(name="fedavg").visit_costs(size, None)
@@ -93,7 +95,7 @@ class CostReport:
         """The same visits in FedAvg."""
         return self._sum(self.dense_visit)
 
-    def _sum(self, visit: Callable[[int, bool], Costs]) -> Costs:
+    def _sum(self, visit: Callable[[int, bool, bool], Costs]) -> Costs:
         return sum((visit(*kind) * times for kind, times in self.visits.items()), Costs())
 
     @property
@@ -120,6 +122,12 @@ class CostReport:
             notes.append(
                 f"method={method.name} starts dense, and these are the costs of its start: "
                 "what pruning saves is only known in a run."
+            )
+        mask = self.plan.mask
+        if mask is not None and not mask.keeps_counts:
+            notes.append(
+                f"mask={mask.name} finds out how many parameters of each tensor are active: these are the costs of "
+                f"layer_sparsity={self.plan.names['layer_sparsity']}; a run adds up those of its true masks."
             )
         faults = self.plan.settings.faults
         if faults.dropout or faults.deadline or faults.loss or faults.corruption:

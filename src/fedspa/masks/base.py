@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fedspa.errors import check_choice
@@ -12,24 +12,29 @@ from fedspa.errors import check_choice
 if TYPE_CHECKING:
     import torch
 
+    from fedspa.client_state import Item
     from fedspa.weights import ParameterSpace
 
 
 @dataclass(frozen=True)
 class SearchInput:
-    """What a searcher may look at, right after a client's local training."""
+    """What a searcher may look at: right after a client's local training or, in `first_mask`, before its first one."""
 
     space: ParameterSpace
     mask: torch.Tensor
-    """The mask trained with, [total] zeros and ones in the dtype of the weights."""
+    """The mask trained with, [total] zeros and ones in the dtype of the weights; all ones in `first_mask`."""
     weights: torch.Tensor
-    """The trained sparse weights, [total]."""
+    """The trained sparse weights, [total]; in `first_mask` the dense global ones, not to be written."""
     gradient: torch.Tensor | None
     """Dense gradient [total] of one mini-batch of the client at `weights`; None unless the searcher needs it."""
     round: int
     """From 0."""
     generator: torch.Generator
     """For random draws of this client in this round."""
+    active: Sequence[int] = ()
+    """How many parameters of each tensor the layer sparsity wants active."""
+    memory: Mapping[str, Item] = field(default_factory=dict)
+    """What the searcher remembered of this client at its last visit."""
 
 
 @dataclass(kw_only=True)
@@ -63,6 +68,42 @@ class MaskSearcher(ABC):
     @abstractmethod
     def needs_gradient(self) -> bool:
         """Whether a search looks at the dense gradient, which it then costs."""
+
+    def searching(self, round: int) -> bool:
+        """Whether masks are searched for in a round (from 0); in others they stay, and nothing is charged."""
+        return True
+
+    @property
+    def searches_first(self) -> bool:
+        """Whether a client's first mask is found at its first visit, by `first_mask`. The client then gets the dense
+        weights, and that is the only search of the visit. Else the first mask is drawn at random."""
+        return False
+
+    @property
+    def needs_first_gradient(self) -> bool:
+        """Whether `first_mask` looks at the dense gradient, which it then costs."""
+        return self.searches_first
+
+    @property
+    def keeps_counts(self) -> bool:
+        """Whether every tensor has as many active parameters as the layer sparsity gives it, so that costs can be
+        told before a run."""
+        return True
+
+    def first_mask(self, search: SearchInput) -> torch.Tensor:
+        """The mask [total] of a client that is visited for the first time; asked for where `searches_first`."""
+        return search.mask
+
+    def remember(self, search: SearchInput, next_mask: torch.Tensor) -> Mapping[str, Item]:
+        """What to keep of the client until its next visit besides the next mask [total]: tensors and packed masks by
+        name. They come back as `memory`."""
+        return {}
+
+    def start(self, weights: torch.Tensor, mask: torch.Tensor, memory: Mapping[str, Item]) -> torch.Tensor:
+        """The client's model [total] made of the global weights and its mask: where its training starts, and what its
+        personal model is in between. The last coordinates may be running statistics, behind the parameters that a search
+        sees; the mask is 1 there."""
+        return mask * weights
 
     def describe(self, round: int) -> dict[str, float]:
         """Quantities of a round (from 0) worth logging, by name; the same names in every round."""

@@ -48,6 +48,8 @@ class VisitSize:
     """Active parameters of each tensor in the model that is trained; None where it is dense."""
     first: bool = False
     """Whether the client was never visited before."""
+    searching: bool = True
+    """Whether the visit is in a round in which masks are searched for."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class ClientTask:
     network: NetworkCosts
     training: TrainingSettings
     searcher: MaskSearcher | None
+    active: Sequence[int]
+    """How many parameters of each tensor the layer sparsity wants active; empty for a dense method."""
     clock: Clock
     """For the method's own work between requests, whose seconds are counted where they are answered."""
 
@@ -109,7 +113,10 @@ class ClientTask:
 
     def size(self, active: Sequence[int] | None = None) -> VisitSize:
         """The visit's size, for the method's closed-form costs."""
-        return VisitSize(self.network, self.training, len(self.rows), active, self.first_visit)
+        searching = self.searcher is None or self.searcher.searching(self.round)
+        return VisitSize(
+            self.network, self.training, len(self.rows), active, first=self.first_visit, searching=searching
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +188,8 @@ class Method(ABC):
         whole, later = (self.visit_costs(s, searcher) for s in (size, replace(size, first=False)))
         return Costs(down_bytes=whole.down_bytes, mask_bytes=whole.mask_bytes - later.mask_bytes)
 
-    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
+    def personal(
+        self, weights: torch.Tensor, state: ClientState, searcher: MaskSearcher | None
+    ) -> torch.Tensor:
         """The personal model [total] of a client: a function of the global weights and its state."""
         raise TypeError(f"{self.name} has no personal model")

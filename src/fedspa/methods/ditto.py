@@ -87,6 +87,8 @@ class Ditto(Method):
             up_bytes=network.value_bytes(None),
         )
 
-    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
+    def personal(
+        self, weights: torch.Tensor, state: ClientState, searcher: MaskSearcher | None
+    ) -> torch.Tensor:
         """v_k, whatever the server's weights have become."""
         return state.tensor("weights")

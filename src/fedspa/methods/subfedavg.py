@@ -133,7 +133,9 @@ class SubFedAvg(Method):
             up_bytes=network.value_bytes(size.active),
         )
 
-    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
+    def personal(
+        self, weights: torch.Tensor, state: ClientState, searcher: MaskSearcher | None
+    ) -> torch.Tensor:
         """m_{k,t+1} * w_{t+1}."""
         assert state.mask is not None
         return state.mask.unpack(like=weights) * weights

@@ -89,6 +89,8 @@ class TheoremCurves:
         moment = self._moments.setdefault(call.round, _Moment(weights.cpu()))
         mask, next_mask = at_hand(call.state).mask, visit.state.mask
         assert mask is not None and next_mask is not None and visit.local is not None
+        if visit.holds is not None and (trained := PackedMask.pack(visit.holds)) != mask:
+            mask = trained  # found at the beginning of this very visit
         moment.visits.append(_Visited(call.client, mask, next_mask, visit.local.cpu()))
 
     def rows(

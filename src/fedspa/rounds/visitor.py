@@ -99,6 +99,8 @@ class Visitor:
     evaluators: Sequence[Evaluator]
     client_rows: Sequence[np.ndarray]
     """int64, the training rows of each client."""
+    active: Sequence[int] = ()
+    """How many parameters of each tensor the layer sparsity wants active; empty for a dense method."""
     link: Link | None = None
     """Takes all that a visit sends through the wire format."""
     faults: FaultSettings = field(default_factory=FaultSettings)
@@ -123,7 +125,9 @@ class Visitor:
     def _prediction(self, job: PredictionBatch, weights: torch.Tensor) -> Predict:
         """What the job asks for, of its model, which is made of the global weights [total]."""
         personal = job.model.kind == "personal"
-        model = self.method.personal(weights, at_hand(job.model.state)) if personal else weights
+        model = (
+            self.method.personal(weights, at_hand(job.model.state), self.searcher) if personal else weights
+        )
         return self.evaluators[job.evaluator].request(model, job.rows)
 
     def _train(self, job: Call | FineTuning, weights: torch.Tensor, clock: Clock) -> Dialogue[Any]:
@@ -149,6 +153,7 @@ class Visitor:
             network=self.network,
             training=self.training,
             searcher=self.searcher,
+            active=self.active,
             clock=clock,
         )
         made = yield from self._made(task, call.fault)
@@ -209,6 +214,8 @@ class Visitor:
     def _size(self, task: ClientTask) -> VisitSize:
         """The size of a visit that has not been made, or has not come to its end."""
         mask = task.state.mask
+        if task.first_visit and self.searcher is not None and self.searcher.searches_first:
+            return task.size(task.active)  # its mask is not found yet
         return task.size(None if mask is None else task.space.count(mask.unpack(like=torch.empty(0))))
 
     def _down_costs(self, task: ClientTask) -> Costs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -110,10 +110,10 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     engine = plan.engine.build(eager, _workload(plan, rows, costs, launch.size))
     space = engine.space
     active, full_mask = plan.active_counts(space), PackedMask.pack(torch.ones(space.total))
-    first_masks = active and InitialMasks(
-        space, active, shared=plan.mask.initial == "same", seed=settings.seed
-    )
-    origin = Origin(engine.weights, first_masks or (lambda client: full_mask), full_mask)
+    initial_mask: Callable[[int], PackedMask] = lambda client: full_mask  # noqa: E731
+    if active and not plan.mask.searches_first:
+        initial_mask = InitialMasks(space, active, shared=plan.mask.initial == "same", seed=settings.seed)
+    origin = Origin(engine.weights, initial_mask, full_mask)
 
     def evaluator(images: Pixels, client_rows: Sequence[np.ndarray], prefix: str = "") -> Evaluator:
         metrics = {prefix + name: metric for name, metric in plan.metrics.items()}
@@ -142,6 +142,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
         network=costs,
         evaluators=evaluators,
         client_rows=rows.train,
+        active=active or (),
         link=Link(space, settings.federation.wire) if settings.federation.wire else None,
         faults=settings.faults,
         wanted=[name for name in OPTIONAL if wanted[name]],
@@ -192,7 +193,7 @@ def _workload(plan: Plan, rows: ClientRows, costs: NetworkCosts, ranks: int) -> 
         clients=ceil(federation.clients_per_round / ranks),
         batch_flops=costs.forward_flops() * min(training.batch_size, largest),
         evenness=batches / ceil(largest / training.batch_size),
-        gradients=plan.mask is not None and plan.mask.needs_gradient,
+        gradients=plan.mask is not None and (plan.mask.needs_gradient or plan.mask.needs_first_gradient),
         # A client's test images are one batch, not filled up; those of all clients, several of a fair size.
         test_batch=min(
             plan.settings.eval.batch_size, max(LEAST_TEST_BATCH, int(row_counts(rows.test).max()))
