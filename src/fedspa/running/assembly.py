@@ -132,7 +132,8 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
             if keeper:
                 keeper.remember(call, weights, visit)
 
-    wanted = {"holds": plan.method.normaliser == "holders", "local": bool(local_models or curves)}
+    holds = plan.method.normaliser == "holders" or bool(curves and plan.mask.searches_first)
+    wanted = {"holds": holds, "local": bool(local_models or curves)}
     visitor = Visitor(
         seed=settings.seed,
         training=settings.training,
