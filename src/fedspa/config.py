@@ -27,6 +27,8 @@ from omegaconf.errors import (
 
 from fedspa.errors import UserError, brief, nearest
 from fedspa.paths import project_root
+from fedspa.plugins import packages as plugin_packages
+from fedspa.plugins import register_plugins
 from fedspa.records import ACCURACY
 from fedspa.settings import Config
 
@@ -114,6 +116,7 @@ def register(settings: type[Config] = Config) -> None:
         # Hydra would refuse options that no YAML mentions; `check` knows all that a component has.
         OmegaConf.set_struct(schema[group], False)
     _leave_switches_to_check(schema)
+    register_plugins(config_dir())
     ConfigStore.instance().store(name="schema", node=schema)
     OmegaConf.register_new_resolver("project_root", lambda: str(project_root()), replace=True)
     OmegaConf.register_new_resolver("times", lambda one, other: one * other, replace=True)
@@ -276,7 +279,7 @@ def build_model(plan: Plan, channels: int, image_size: int, classes: int) -> nn.
 
 def find_class(where: str, target: str | None, trusted: list[str]) -> Any:
     """The class that `<where>._target_` names. Raises `UserError` unless it is one of a trusted package."""
-    packages = ("fedspa", *trusted)
+    packages = ("fedspa", *trusted, *plugin_packages())
     module, _, name = str(target).rpartition(".")
     refusal = f"{where}._target_={target} is not a class of {' or '.join(packages)}"
     if module.partition(".")[0] not in packages:
@@ -284,7 +287,12 @@ def find_class(where: str, target: str | None, trusted: list[str]) -> Any:
     try:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise UserError(f"{refusal}: {error}.") from error
+        raise UserError(f"{refusal}: {brief(error)}.") from error
+    except Exception as error:  # whatever a package of others does when it is imported
+        raise UserError(
+            f"{where}: the package {module.partition('.')[0]} fails when it is imported ({type(error).__name__}: "
+            f"{brief(error)})."
+        ) from error
     if not isinstance(found, type) or found.__module__.partition(".")[0] not in packages:
         raise UserError(f"{refusal}.")
     return found

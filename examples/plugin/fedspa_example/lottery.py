@@ -1,0 +1,35 @@
+"""Lottery: as DST, but what grows is drawn by lot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedspa.errors import check_range
+from fedspa.masks.base import MaskSearcher, SearchInput
+from fedspa.masks.select import drop_and_grow
+
+
+@dataclass(kw_only=True)
+class Lottery(MaskSearcher):
+    """Exchanges the same share of every tensor's active weights in every round."""
+
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("mask.share", self.share, low=0, high=1)
+
+    @property
+    def searches(self) -> bool:
+        return True
+
+    @property
+    def needs_gradient(self) -> bool:
+        return False
+
+    def next_mask(self, search: SearchInput) -> torch.Tensor:
+        draws = torch.rand(search.space.total, generator=search.generator).to(search.weights)
+        pieces = zip(*map(search.space.split, (search.mask, search.weights.abs(), draws)), strict=True)
+        return torch.cat([drop_and_grow(*piece, int(self.share * piece[0].sum())) for piece in pieces])
