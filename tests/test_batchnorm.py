@@ -14,7 +14,9 @@ from fedspa.engines.stacked import StackedEngine
 from fedspa.errors import UserError
 from fedspa.masks.dst import DST
 from fedspa.masks.initial import InitialMasks
+from fedspa.masks.rigl import RigL
 from fedspa.masks.rsm import RSM
+from fedspa.masks.snip import SNIP
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.fedspa import FedSpa
@@ -34,6 +36,8 @@ METHODS = {
     "fedspa-dst": (FedSpa(name="fedspa"), DST(name="dst", initial="different", anneal_rounds=3)),
     "fedspa-rsm": (FedSpa(name="fedspa"), RSM(name="rsm")),
     "fedspa-holders": (FedSpa(name="fedspa", normaliser="holders"), RSM(name="rsm", initial="different")),
+    "fedspa-snip": (FedSpa(name="fedspa"), SNIP(name="snip")),
+    "fedspa-rigl": (FedSpa(name="fedspa"), RigL(name="rigl", anneal_rounds=3)),
     "ditto": (Ditto(name="ditto", shared_epochs=1, personal_epochs=2), None),
     "local": (Local(name="local"), None),
     "subfedavg": (SubFedAvg(name="subfedavg", accuracy_threshold=0.0), None),
@@ -60,13 +64,15 @@ def run(name: str, **options) -> Federation:
         size // 2 if len(shape) > 1 else size for size, shape in zip(space.sizes, space.shapes, strict=True)
     ]
     shared = searcher is None or searcher.initial == "same"
+    drawn = searcher is not None and not searcher.searches_first
     return federation(
         method,
         model,
         CLIENTS,
         TRAINING,
         searcher=searcher,
-        initial_mask=InitialMasks(space, active, shared=shared, seed=0) if searcher else None,
+        initial_mask=InitialMasks(space, active, shared=shared, seed=0) if drawn else None,
+        active=active,
         rounds=2,
         **options,
     )

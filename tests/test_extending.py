@@ -50,3 +50,11 @@ def test_two_files_make_a_mask_searcher(copy):
     refused = train(copy, "mask=lottery", "mask.share=2")
     assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)
     assert "mask.share=2.0 is out of range" in refused.stderr + refused.stdout
+
+
+def test_the_template_of_a_plugin_is_what_the_page_says():
+    template = project_root() / "examples" / "plugin"
+    assert block("toml") in (template / "pyproject.toml").read_text()
+    assert (template / "fedspa_example" / "lottery.py").read_text() == block("python")
+    option = (template / "fedspa_example" / "conf" / "mask" / "lottery.yaml").read_text()
+    assert option == block("yaml").replace("fedspa.masks.lottery", "fedspa_example.lottery")

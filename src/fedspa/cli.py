@@ -57,7 +57,10 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
         False  # a log that cannot be written must not bury the sentence on what happened
     )
     defer_torch()
-    register(schema)
+    try:
+        register(schema)
+    except UserError as error:  # of plug-ins
+        return report(error, show_traceback)
     register_studies()
     register_usage(usage or "")
 

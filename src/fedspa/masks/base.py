@@ -101,8 +101,8 @@ class MaskSearcher(ABC):
 
     def start(self, weights: torch.Tensor, mask: torch.Tensor, memory: Mapping[str, Item]) -> torch.Tensor:
         """The client's model [total] made of the global weights and its mask: where its training starts, and what its
-        personal model is in between. The last coordinates may be running statistics, behind the parameters that a search
-        sees; the mask is 1 there."""
+        personal model is in between. Behind the parameters that a search sees there may be running statistics, where
+        the mask is 1."""
         return mask * weights
 
     def describe(self, round: int) -> dict[str, float]:
