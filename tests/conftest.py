@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 import hydra
+import hypothesis
 import pytest
 from omegaconf import DictConfig
 
@@ -14,6 +15,11 @@ from fedspa.sweeping.studies import register_studies
 
 # The tests run on every core, a process each: one thread a process, in the commands that they start too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test is timed: a machine that is busy fails none.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture
