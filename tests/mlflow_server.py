@@ -74,8 +74,14 @@ class TrackingServer:
                 **{"lifecycle_stage": "active", "artifact_uri": (self.artifacts / run_id).as_uri()},
                 **{"start_time": body.get("start_time", 0), "run_name": body.get("run_name", "")},
             }
-            self.runs[run_id] = {"info": info, "points": [], "params": {}, "tags": {}}
+            tags = {tag["key"]: tag["value"] for tag in body.get("tags", [])}
+            self.runs[run_id] = {"info": info, "points": [], "params": {}, "tags": tags}
             return {"run": self._shown(self.runs[run_id])}
+        if call == "runs/search":  # by the value of a tag
+            wanted = body["filter"].split("'")[1]
+            return {
+                "runs": [self._shown(one) for one in self.runs.values() if wanted in one["tags"].values()]
+            }
         if not run:
             raise KeyError(f"no run {body.get('run_id')}")
         if call == "runs/log-batch":
@@ -111,7 +117,9 @@ class TrackingServer:
             if point["step"] >= latest.get(point["key"], point)["step"]:
                 latest[point["key"]] = point
         tags = [{"key": key, "value": value} for key, value in run["tags"].items()]
-        return {"info": run["info"], "data": {"metrics": list(latest.values()), "tags": tags}}
+        params = [{"key": key, "value": value} for key, value in run["params"].items()]
+        data = {"metrics": list(latest.values()), "tags": tags, "params": params}
+        return {"info": run["info"], "data": data, "inputs": {"dataset_inputs": run.get("inputs", [])}}
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -150,6 +150,44 @@ def test_an_abort_before_the_run_exists_does_nothing() -> None:
     MLflowTracker().abort("FAILED", "no store")
 
 
+class Killed(BaseException):
+    """As a kill: nothing that waits for an exception sees it."""
+
+
+@pytest.mark.parametrize("round", [0, 1, 2])
+def test_a_start_without_a_checkpoint_goes_on_in_the_run_that_was_killed(
+    tmp_path: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch, round: int
+) -> None:
+    """Killed as soon as the run is created, once it is open, and with a round delivered."""
+    killed = MLflowTracker()
+    if round == 0:
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(mlflow_store, "dataset_input", lambda info: (_ for _ in ()).throw(Killed))
+            killed.start(run_info(tmp_path))
+    else:
+        killed.start(run_info(tmp_path))
+    if round == 2:
+        killed.round(run_record(1))
+        while killed._outbox and killed._outbox.send():
+            pass
+    before = last_run(client)
+    finished_run(tmp_path)
+    after = last_run(client)
+    assert (before.info.run_id, before.info.status) == (after.info.run_id, "RUNNING")
+    assert after.info.status == "FINISHED" and after.data.params["seed"] == "0"
+    points = client.get_metric_history(after.info.run_id, "train/loss")
+    assert [point.step for point in points] == [1, 2, 3, 4]
+
+
+def test_a_start_that_fails_leaves_no_running_run(
+    tmp_path: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_store, "dataset_input", lambda info: (_ for _ in ()).throw(OSError("away")))
+    with pytest.raises(UserError, match="away"):
+        MLflowTracker().start(run_info(tmp_path))
+    assert last_run(client).info.status == "FAILED"
+
+
 def test_a_hundred_rounds_take_few_calls(
     tmp_path: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

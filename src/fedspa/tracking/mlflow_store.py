@@ -11,12 +11,15 @@ import json
 import shlex
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from fedspa.errors import UserError, check_range
 from fedspa.records import RoundRecord, RunInfo, RunResult
 from fedspa.saved import Saved
+from fedspa.saving.files import write_whole
 from fedspa.tracking.measures import final_metrics, round_metrics
 from fedspa.tracking.mlflow_connection import open_store, store_needed, store_uri, where_to_look
 from fedspa.tracking.mlflow_delivery import UNDELIVERED, Delivery, Ending, Outbox, Point
@@ -25,9 +28,12 @@ from fedspa.tracking.undelivered import Undelivered
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 PARAM_LENGTH, PARAMS_A_CALL = 500, 100
 """MLflow's own limits on a value and on one batch."""
+START, START_FILE = "start", ".mlflow_start"
+"""The tag, and the file of the run's folder, by which a run that was killed at its start is found again."""
 ENDED_BECAUSE = "ended_because"
 """The tag of a run that ended early."""
 
@@ -74,10 +80,10 @@ class MLflowTracker:
     def start(self, info: RunInfo) -> None:
         """Open the run in the store. Raises `UserError` where that fails: later on the run goes on without it."""
         self._info = info
-        resumed = bool(self._run_id)
         self._client, self._experiment_id = open_store(self.uri, self.experiment)
         with store_needed(self.uri):
-            if resumed:
+            self._run_id = self._run_id or self._begun()
+            if resumed := bool(self._run_id):
                 self._reopen()
             else:
                 self._create()
@@ -105,15 +111,45 @@ class MLflowTracker:
     def abort(self, status: str, reason: str) -> None:
         self._end(status, {ENDED_BECAUSE: reason})
 
-    def _create(self) -> None:
-        from mlflow.entities import Param
+    def _begun(self) -> str:
+        """The run that an earlier start in this folder created and had no checkpoint to remember; empty without one.
 
+        Each start leaves a word in the folder before it creates a run, and the run bears it as a tag.
+        """
+        file = self._info.folder / START_FILE
+        try:
+            self._start = file.read_text()
+        except OSError:
+            self._start = uuid4().hex
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, self._start)
+            return ""
+        found = self._client.search_runs(
+            [self._experiment_id], f"tags.{START} = '{self._start}'", max_results=1
+        )
+        return found[0].info.run_id if found else ""
+
+    def _create(self) -> None:
         info = self._info
         shown = tags(info) | ({PARENT: self.parent_run_id} if self.parent_run_id else {})
         name = self.run_name or str(info.config.get("name", "run"))
+        shown |= {START: self._start}
         self._run_id = self._client.create_run(self._experiment_id, run_name=name, tags=shown).info.run_id
-        self._client.log_inputs(self._run_id, [dataset_input(info)])
-        params = [Param(key, value) for key, value in flat_params(info.config).items()]
+        try:
+            self._describe()
+        except Exception:
+            with suppress(Exception):  # what failed is told, and not that this did too
+                self._client.set_terminated(self._run_id, "FAILED")
+            raise
+
+    def _describe(self, known: Run | None = None) -> None:
+        """Tell of the data and the settings; `known`: what the store has of the run already."""
+        from mlflow.entities import Param
+
+        info, told = self._info, known.data.params if known else {}
+        if not (known and known.inputs and known.inputs.dataset_inputs):
+            self._client.log_inputs(self._run_id, [dataset_input(info)])
+        params = [Param(key, value) for key, value in flat_params(info.config).items() if key not in told]
         for start in range(0, len(params), PARAMS_A_CALL):
             self._client.log_batch(self._run_id, params=params[start : start + PARAMS_A_CALL])
 
@@ -127,6 +163,7 @@ class MLflowTracker:
         # What an earlier end left undelivered is in the checkpoint too, or comes again in the rounds after it.
         (self._info.folder / UNDELIVERED).unlink(missing_ok=True)
         self._client.update_run(self._run_id, status="RUNNING")
+        self._describe(run)  # it may have been killed before that
         if ENDED_BECAUSE in run.data.tags:
             self._client.delete_tag(self._run_id, ENDED_BECAUSE)
 
@@ -141,6 +178,7 @@ class MLflowTracker:
             return False
         ending = Ending(status, _now(), self._upload_weights, tags)
         delivery, self._delivery = self._delivery, None
+        (self._info.folder / START_FILE).unlink(missing_ok=True)
         if delivery.finish(ending):
             return True
         rest = Undelivered(self.uri, self._run_id, self._outbox.undelivered, ending)
