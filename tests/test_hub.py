@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -174,7 +175,7 @@ def test_a_download_that_fails_goes_on_with_the_files_that_are_left(hub: Hub, pl
     [
         (
             "org/pest",
-            r"dataset.name=org/pest is no data set of the hub that you may see: did you mean org/pets\?",
+            r"dataset.name=org/pest is no data set of the hub that you may see \(did you mean org/pets\?\)\.",
         ),
         (
             "nobody/pets",
@@ -302,6 +303,7 @@ def test_a_whole_run_with_the_real_environment_then_one_without_a_network(tmp_pa
         assert first.returncode == 0, first.stderr
         assert "Data: 30 training and 9 test images of 3 x 8 x 8, 3 classes" in first.stdout
         assert "HTTP Request" not in first.stderr
+        assert json.loads((tmp_path / "first/partition.json").read_text())["classes"] == tables.NAMES
     second = train("second", HF_HUB_OFFLINE="1")
     assert second.returncode == 0, second.stderr
     for name in ("rounds.csv", "config.yaml", "weights.safetensors"):

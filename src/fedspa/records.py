@@ -166,6 +166,8 @@ class RunInfo:
     """int64 rows of the test set that each client is tested on."""
     client_names: tuple[str, ...] = ()
     """What each client stands for in the data, where the partition knows it."""
+    class_names: tuple[str, ...] = ()
+    """In the order of the labels, where the data set has names for them."""
     data_hash: str = ""
     """Of all images and labels; "" of images that are made on demand."""
     remarks: tuple[str, ...] = ()

@@ -164,7 +164,7 @@ def _suggestion(name: str) -> str:
         names = []
     close = nearest(name, names) if names else ""
     if close.startswith("did you mean"):
-        return f": {close.partition(' (valid')[0]}"
+        return f" ({close.partition(' (valid')[0]})"
     return " (private ones need hf auth login or HF_TOKEN)"
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import torch
 
-from fedspa.data.pictures import CHANNELS, RESIZES, BadPicture, Fit, channels_of, has_alpha, opened, size_of
+from fedspa.data.pictures import CHANNELS, RESIZES, BadPicture, Fit, channels_of, opened, size_of
 from fedspa.data.source import ImageData, ImageSet, ImageSource
 from fedspa.data.table import Table, chosen_columns, class_names
 from fedspa.errors import UserError, check_choice, check_range, nearest
@@ -167,8 +167,7 @@ class TableImages(ImageSource):
                 sizes.setdefault(size_of(picture), row)
             except BadPicture as fault:
                 raise UserError(f"{train.table.place(row)}: {fault}.") from fault
-            if has_alpha(picture) and self.background is not None or channels_of(picture) == 3:
-                channels = 3
+            channels = max(channels, channels_of(picture))
         if self.colour:
             channels = CHANNELS[self.colour]
         (width, height), row = next(iter(sizes.items()))

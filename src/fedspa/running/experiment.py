@@ -194,6 +194,7 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
         compile_seconds=federation.visitor.engine.compile_seconds,
         test_rows=federation.rows.test,
         client_names=federation.rows.names,
+        class_names=federation.data.class_names,
         data_hash="" if many else federation.data.hash,
         remarks=(
             *plan.dataset.remarks,

@@ -260,6 +260,7 @@ def _partition_json(info: RunInfo) -> str:
         "seed": info.seed,
         "settings": info.config.get("partition", {}),
         "data": info.data_hash,
+        **({"classes": info.class_names} if info.class_names else {}),
         **({"names": info.client_names} if info.client_names else {}),
     }
 
