@@ -230,6 +230,12 @@ def test_a_networks_options_are_checked_against_its_constructor(plan):
         build_model(plan("model=lenet5", "+model.width=2"), channels=1, image_size=28, classes=26)
 
 
+@pytest.mark.parametrize("target", ["fedspa.errors.UserError", "fedspa.config.Plan", "fedspa.masks.dst.DST"])
+def test_a_class_that_is_no_network_is_refused(plan, target):
+    with pytest.raises(UserError, match=f"model._target_={target} is not a class.*a Module of torch.nn."):
+        build_model(plan(f"model._target_={target}"), channels=1, image_size=8, classes=10)
+
+
 def test_a_network_that_cannot_take_the_images_is_refused(plan):
     with pytest.raises(UserError, match="model=lenet5 cannot take images of 8 x 8 pixels"):
         build_model(plan("dataset=digits", "model=lenet5"), channels=1, image_size=8, classes=10)

@@ -47,6 +47,7 @@ ONE_EACH = ("dataset", "partition", "layer_sparsity", "mask", "method", "hardwar
 SEVERAL = ("metrics", "loggers")
 """Parts of the config that hold any number of components, by name."""
 KINDS = {
+    "model": "torch.nn.Module",
     "dataset": "fedspa.data.source.ImageSource",
     "partition": "fedspa.partition.base.AnyPartition",
     "layer_sparsity": "fedspa.layer_sparsity.base.LayerSparsity",
@@ -265,6 +266,7 @@ def build_model(plan: Plan, channels: int, image_size: int, classes: int) -> nn.
     """
     options = {key: value for key, value in plan.resolved["model"].items() if key not in ("name", "_target_")}
     network = find_class("model", plan.resolved["model"]["_target_"], plan.settings.trusted_packages)
+    _check_kind("model", network)
     given = {"channels": channels, "image_size": image_size, "classes": classes}
     types = get_type_hints(network.__init__)
     parameters = [
