@@ -61,6 +61,7 @@ def fedspa(tmp_path, monkeypatch):
         ("model=lenet5 dataset=digits logger=none", "model=lenet5 cannot take images of 8 x 8 pixels"),
         ("sparsity=0.1,0.2", "sparsity=0.1,0.2 is several values: add -m to run each"),
         ("mask", "mask cannot be read: a setting is written as key=value."),
+        ("name=~/a", "a setting is written as 'name=\"~/a\"', in quotes of its own."),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, words, sentence):

@@ -173,7 +173,13 @@ def explain_hydra(error: Exception) -> UserError:
         if group == "hydra/launcher" and (extra := EXTRAS.get(option)):
             mistake = UserError(f"{group} needs more than is installed: pip install 'fedspa[{extra}]'.")
     elif isinstance(error, OverrideParseException):
-        mistake = UserError(f"{error.override} cannot be read: a setting is written as key=value.")
+        key, _, value = error.override.partition("=")
+        form = (
+            f"'{key}=\"{value}\"', in quotes of its own"
+            if value and not set("[]{}()") & set(value)
+            else "key=value"
+        )
+        mistake = UserError(f"{error.override} cannot be read: a setting is written as {form}.")
     elif cause is not None:
         mistake = explain(cause)
     elif text.startswith(("Ambiguous value", "Sweep parameters")):
