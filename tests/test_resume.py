@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -219,6 +220,19 @@ def test_a_run_that_fails_saves_its_last_complete_round(
         assert saved_round(tmp_path / point) == (3 if point == "merge" else 1)
         run(tiny, tmp_path / point)
         assert files(tmp_path / point) == files(tmp_path / "whole")
+
+
+def test_a_run_that_had_no_room_goes_on_once_there_is_some(plan: Callable[..., Plan], tmp_path: Path) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    tiny = plan(*TINY, ONE, "checkpoint.every=1")
+    seen = count(tiny, tmp_path / "whole")
+    for point in ("table", "bytes", "fsync", "rename", "results"):
+        folder = tmp_path / point
+        assert run_until(tiny, folder, point, (2 * seen[point] + 2) // 3, full) == 1
+        run(tiny, folder)
+        assert files(folder) == files(tmp_path / "whole")
 
 
 # What cannot go on
