@@ -2,7 +2,7 @@
 
     python src/train.py                                        the main job, on small digits
     python src/train.py mask=rsm sparsity=0.8 dataset=mnist    any group and any value
-    python src/train.py experiment=cifar10_a dry_run=true      what it would cost; runs nothing
+    python src/train.py experiment=cifar10_a dry_run=true      what it would do; runs nothing
     python src/train.py experiment=cifar10_a --cfg job         the config; runs nothing
     python src/train.py -m method=fedspa,fedavg seed=0,1,2     all combinations
     python src/train.py -m sweep=sparsity                      a study: a file of sweeps/
@@ -22,11 +22,13 @@ from fedspa.saving.resuming import place
 
 
 def train(plan: Plan, folder: Path) -> None:
-    """One run, its files in `folder`; or with dry_run=true only what it would cost."""
+    """One run, its files in `folder`; or with dry_run=true only what it would do and cost."""
     # Imported here because it brings torch and Lightning: seconds, spent only on a run without mistakes.
     if plan.settings.dry_run:
         from fedspa.costing.dry_run import listing
+        from fedspa.costing.outlook import outlook
 
+        print(outlook(plan), end="\n\n", flush=True)
         print(listing({plan.settings.name: plan}))
         return
     found = place(plan, folder, given=folder_is_given())
