@@ -36,4 +36,4 @@ def outlook(plan: Plan) -> str:
 
 
 def _first_visits(report: CostReport) -> int:
-    return sum(times for (_, first), times in report.visits.items() if first)
+    return sum(times for (_, first, _), times in report.visits.items() if first)
