@@ -1,4 +1,4 @@
-"""The example of docs/extending.md, followed to the letter in a copy of the project."""
+"""The examples of docs/extending/, followed to the letter in a copy of the project."""
 
 from __future__ import annotations
 
@@ -7,54 +7,98 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedspa.paths import project_root
 
-PAGE = (project_root() / "docs" / "extending.md").read_text()
+DOCS = project_root() / "docs"
+FILE = re.compile(r"`((?:src|conf)/\S+\.(?:py|yaml))`:\n\n```(?:python|yaml)\n(.*?)```", re.DOTALL)
+SMALL = ["federation.rounds=2", "training.epochs=1", "logger=none", "hardware.workers=1", "hydra.run.dir=run"]
 
 
-def block(language: str) -> str:
-    """The page's one code block of a language."""
-    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    return found
+def files(page: str) -> dict[str, str]:
+    """What a page says to write, by path."""
+    return dict(FILE.findall((DOCS / "extending" / f"{page}.md").read_text()))
 
 
-@pytest.fixture
-def copy(tmp_path):
-    """A copy of the project's code and config, with the example's two files in it."""
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project's code and config, with the files of all pages in it."""
+    clone = tmp_path_factory.mktemp("clone")
     for folder in ("src", "conf", "sweeps"):
-        shutil.copytree(
-            project_root() / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    shutil.copy(project_root() / "pyproject.toml", tmp_path)
-    for path, language in re.findall(r"`((?:src|conf)/\S+/lottery\.(py|yaml))`", PAGE):
-        (tmp_path / path).write_text(block({"py": "python"}.get(language, language)))
-    return tmp_path
+        shutil.copytree(project_root() / folder, clone / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(project_root() / "pyproject.toml", clone)
+    for page in ("mask_searcher", "method", "data_set", "model"):
+        written = files(page)
+        assert [Path(path).suffix for path in written] == [".py", ".yaml"]
+        for path, content in written.items():
+            (clone / path).write_text(content)
+    return clone
 
 
-def train(copy, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "src/train.py", *arguments, "logger=none", "hydra.run.dir=run"]
+def train(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "src/train.py", *arguments, *SMALL]
     return subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=300)
 
 
-def test_two_files_make_a_mask_searcher(copy):
-    ended = train(copy, "mask=lottery", "mask.share=0.2", "federation.rounds=2", "training.epochs=1")
+def summary(copy: Path) -> dict:
+    return json.loads((copy / "run" / "summary.json").read_text())
+
+
+def refused(copy: Path, sentence: str, *arguments: str) -> None:
+    """The command ends with that sentence."""
+    ended = train(copy, *arguments)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
+    assert sentence in ended.stderr + ended.stdout
+
+
+@pytest.fixture(autouse=True)
+def fresh(copy: Path) -> None:
+    shutil.rmtree(copy / "run", ignore_errors=True)
+
+
+def test_two_files_make_a_mask_searcher(copy: Path) -> None:
+    ended = train(copy, "mask=lottery", "mask.share=0.2")
     assert ended.returncode == 0, ended.stderr
-    summary = json.loads((copy / "run" / "summary.json").read_text())
-    assert summary["mask"] == "lottery"
-    assert summary["flops"]["search"] == 0
-    assert summary["traffic_bytes"]["masks"] > 0
-
-    refused = train(copy, "mask=lottery", "mask.share=2")
-    assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)
-    assert "mask.share=2.0 is out of range" in refused.stderr + refused.stdout
+    assert summary(copy)["mask"] == "lottery"
+    assert summary(copy)["flops"]["search"] == 0
+    assert summary(copy)["traffic_bytes"]["masks"] > 0
+    refused(copy, "mask.share=2.0 is out of range", "mask=lottery", "mask.share=2")
 
 
-def test_the_template_of_a_plugin_is_what_the_page_says():
+def test_two_files_make_a_method_and_two_a_model(copy: Path) -> None:
+    ended = train(copy, "method=fedprox", "method.mu=0.5", "model=two_layers", "model.hidden=8")
+    assert ended.returncode == 0, ended.stderr
+    assert summary(copy)["method"] == "fedprox"
+    refused(copy, "method.mu=-1.0 is out of range", "method=fedprox", "method.mu=-1")
+
+
+def test_two_files_make_a_data_set(copy: Path) -> None:
+    source = np.random.default_rng(0)
+    arrays = {}
+    for split, count in (("train", 120), ("test", 60)):
+        labels = np.arange(count) % 3
+        arrays[f"{split}_images"] = source.integers(0, 64, (count, 1, 8, 8), np.uint8) + np.uint8(
+            60
+        ) * labels[:, None, None, None].astype(np.uint8)
+        arrays[f"{split}_labels"] = labels
+    np.savez(copy / "images.npz", **arrays)
+    ended = train(copy, "dataset=npz", "dataset.path=images.npz", "partition=iid")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((copy / "run" / "partition.json").read_text())
+
+    np.savez(copy / "other.npz", **{name: array for name, array in arrays.items() if name != "test_labels"})
+    refused(copy, "with the arrays test_images and test_labels", "dataset=npz", "dataset.path=other.npz")
+
+
+def test_the_template_of_a_plugin_is_what_the_pages_say() -> None:
     template = project_root() / "examples" / "plugin"
-    assert block("toml") in (template / "pyproject.toml").read_text()
-    assert (template / "fedspa_example" / "lottery.py").read_text() == block("python")
-    option = (template / "fedspa_example" / "conf" / "mask" / "lottery.yaml").read_text()
-    assert option == block("yaml").replace("fedspa.masks.lottery", "fedspa_example.lottery")
+    (entry_point,) = re.findall(r"```toml\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
+    assert entry_point in (template / "pyproject.toml").read_text()
+    code, option = files("mask_searcher").values()
+    assert (template / "fedspa_example" / "lottery.py").read_text() == code
+    there = (template / "fedspa_example" / "conf" / "mask" / "lottery.yaml").read_text()
+    assert there == option.replace("fedspa.masks.lottery", "fedspa_example.lottery")
