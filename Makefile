@@ -37,6 +37,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Making $(VENV): a few minutes, once."
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-deps timm  # without torchvision, which it does not need here
 	touch $(READY)
 
 .PHONY: help demo test slow coverage check docs bench

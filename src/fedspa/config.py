@@ -25,7 +25,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from fedspa.errors import UserError, brief, nearest
+from fedspa.errors import UserError, brief, check_choice, nearest
 from fedspa.paths import project_root
 from fedspa.plugins import packages as plugin_packages
 from fedspa.plugins import register_plugins
@@ -200,6 +200,7 @@ def _check_together(plan: Plan) -> None:
             f"faults.corruption={plan.settings.faults.corruption} needs messages whose bits can flip: "
             "set federation.wire=fp32 (or fp16, bf16)."
         )
+    _check_model(plan.resolved["model"])
     if ACCURACY not in plan.metrics:
         names = ",".join([ACCURACY, *plan.metrics])
         raise UserError(f"metric has no {ACCURACY}, which the summary is about: use metric=[{names}].")
@@ -211,6 +212,12 @@ def _check_together(plan: Plan) -> None:
             raise UserError(f"dataset.path={path} cannot be read ({brief(error)}).") from error
         if not exists:
             raise UserError(f"dataset.path={path} does not exist: it must be the data set's folder or file.")
+
+
+def _check_model(model: dict[str, Any]) -> None:
+    """What can be said of the network before torch is loaded."""
+    if model.get("batchnorm") is not None:
+        check_choice("model.batchnorm", model["batchnorm"], ("average", "groupnorm"))
 
 
 def config_hash(resolved: dict[str, Any]) -> str:
@@ -264,26 +271,49 @@ def build_model(plan: Plan, channels: int, image_size: int, classes: int) -> nn.
 
     Raises `UserError` for an option that its constructor does not have, or of another type.
     """
-    options = {key: value for key, value in plan.resolved["model"].items() if key not in ("name", "_target_")}
-    network = find_class("model", plan.resolved["model"]["_target_"], plan.settings.trusted_packages)
-    _check_kind("model", network)
-    given = {"channels": channels, "image_size": image_size, "classes": classes}
-    types = get_type_hints(network.__init__)
+    from fedspa.models.batchnorm import with_batchnorm
+    from fedspa.models.image_size import check_forward
+
+    options = {key: value for key, value in plan.resolved["model"].items() if key != "_target_"}
+    make = find_object("model._target_", plan.resolved["model"]["_target_"], plan.settings.trusted_packages)
+    if isinstance(make, type):
+        _check_kind("model", make)
+    signature = inspect.signature(make).parameters
+    data = {"channels": channels, "image_size": image_size, "classes": classes}
+    given = data | {"trusted_packages": plan.settings.trusted_packages}
+    batchnorm = options.pop("batchnorm", None)
+    if "name" not in signature:
+        del options["name"]
+    types = get_type_hints(getattr(make, "__init__") if isinstance(make, type) else make)  # noqa: B009
     parameters = [
         (name, types.get(name, Any), MISSING if option.default is option.empty else option.default)
-        for name, option in inspect.signature(network).parameters.items()
+        for name, option in signature.items()
         if name not in given
     ]
-    schema = make_dataclass(network.__name__, parameters)
+    schema = make_dataclass(make.__name__, parameters)
     _, typed = _build("model", schema, options)
-    return network(**given, **typed)
+    network = with_batchnorm(
+        make(**{name: value for name, value in given.items() if name in {*data, *signature}}, **typed),
+        batchnorm,
+    )
+    check_forward(plan.names["model"], network, **data)
+    return network
 
 
 def find_class(where: str, target: str | None, trusted: list[str]) -> Any:
     """The class that `<where>._target_` names. Raises `UserError` unless it is one of a trusted package."""
+    found = find_object(f"{where}._target_", target, trusted)
+    if not isinstance(found, type):
+        packages = ("fedspa", *trusted, *plugin_packages())
+        raise UserError(f"{where}._target_={target} is not a class of {' or '.join(packages)}.")
+    return found
+
+
+def find_object(setting: str, target: str | None, trusted: list[str]) -> Any:
+    """The class or function that a setting names. Raises `UserError` unless it is one of a trusted package."""
     packages = ("fedspa", *trusted, *plugin_packages())
     module, _, name = str(target).rpartition(".")
-    refusal = f"{where}._target_={target} is not a class of {' or '.join(packages)}"
+    refusal = f"{setting}={target} is not a class of {' or '.join(packages)}"
     if module.partition(".")[0] not in packages:
         raise UserError(f"{refusal}: a package of your own must be named in trusted_packages.")
     try:
@@ -292,10 +322,10 @@ def find_class(where: str, target: str | None, trusted: list[str]) -> Any:
         raise UserError(f"{refusal}: {brief(error)}.") from error
     except Exception as error:  # whatever a package of others does when it is imported
         raise UserError(
-            f"{where}: the package {module.partition('.')[0]} fails when it is imported ({type(error).__name__}: "
+            f"{setting}: the package {module.partition('.')[0]} fails when it is imported ({type(error).__name__}: "
             f"{brief(error)})."
         ) from error
-    if not isinstance(found, type) or found.__module__.partition(".")[0] not in packages:
+    if not callable(found) or str(getattr(found, "__module__", "")).partition(".")[0] not in packages:
         raise UserError(f"{refusal}.")
     return found
 

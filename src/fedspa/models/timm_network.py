@@ -1,0 +1,112 @@
+"""The networks of timm, with a head for the data's classes.
+
+timm says that it needs torchvision, and imports it as a whole: for its data pipeline, and for one class that it
+compares layers with. None of its networks computes with it. So where torchvision is not installed, an empty
+stand-in takes its place while timm is imported, and timm alone is enough (`pip install --no-deps timm`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from fedspa.errors import UserError, brief
+
+_PARTS = ("", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".datasets", ".models", ".utils")
+
+
+def timm_network(
+    channels: int,
+    image_size: int,
+    classes: int,
+    name: str,
+    pretrained: bool = False,
+    arguments: dict[str, Any] | None = None,
+) -> nn.Module:
+    """The network that timm calls `name`.
+
+    `pretrained` loads published weights, which timm fetches from the Hugging Face hub; without it nothing is fetched.
+    `arguments` go to `timm.create_model`, such as {drop_path_rate: 0.1}.
+    Raises `UserError` where timm is missing, does not know the name, or cannot make the network.
+    """
+    timm = _timm()
+    if not timm.is_model(name):
+        raise UserError(f"model.name={name} is no network of timm: {_nearest(name, timm.list_models())}")
+    config = timm.models.get_pretrained_cfg(name)
+    size = {"img_size": image_size} if config is not None and config.fixed_input_size else {}
+    try:
+        return timm.create_model(
+            name,
+            pretrained=pretrained,
+            in_chans=channels,
+            num_classes=classes,
+            **{**size, **(arguments or {})},
+        )
+    except Exception as error:  # whatever a network's own code makes of what it is given
+        how = "with published weights " if pretrained else ""
+        raise UserError(
+            f"model.name={name} cannot be made {how}for images of {channels} x {image_size} x {image_size} "
+            f"({brief(error)}): use another network, or set model.arguments."
+        ) from error
+
+
+def _timm() -> Any:
+    try:
+        with _without_torchvision():
+            import timm
+    except ImportError as error:
+        raise UserError(
+            f"model=timm needs timm, which cannot be imported ({brief(error)}): pip install 'fedspa[timm]'."
+        ) from error
+    return timm
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """The nearest of more than a thousand names, without a list of the others."""
+    close = get_close_matches(name, known, n=2, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else "timm.list_models() has them all"
+
+
+@contextmanager
+def _without_torchvision() -> Iterator[None]:
+    if "timm" in sys.modules or find_spec("torchvision"):
+        yield
+        return
+    names = [f"torchvision{part}" for part in _PARTS]
+    for name in names:
+        sys.modules[name] = _Empty(name)
+        parent, _, own = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], own, sys.modules[name])
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
+
+
+class _Names(type):
+    """A class that has every name: each stands for itself, as the members of an enumeration do."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
+class _Empty(ModuleType):
+    """A module that has every name: each an empty class."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Names(name, (), {})
