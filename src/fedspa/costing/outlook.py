@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+
 from fedspa.config import Plan
 from fedspa.costing.cost_report import CostReport
 from fedspa.costing.units import show_bytes
+from fedspa.masks.packed import PackedMask
+from fedspa.methods.base import Origin
 from fedspa.running.launch import usable_cores
 
 
@@ -30,9 +34,32 @@ def outlook(plan: Plan) -> str:
         "method": f"{names['method']}, mask={names['mask']}; tested: {', '.join(plan.method.kinds)} models",
         "computes": f"engine={names['engine']}, hardware={names['hardware']} with "
         f"{plan.hardware.cores or usable_cores()} CPU cores",
+        "memory": _memory(report),
         "results": ", ".join(plan.loggers) or "the run's own folder only",
     }
     return "\n".join(f"{name:<9} {fact}" for name, fact in facts.items())
+
+
+def _memory(report: CostReport) -> str:
+    """What can be told of it: activations depend on the batch, and imports come before."""
+    plan, total = report.plan, report.space.total
+    vectors = 4 + bool(plan.settings.training.momentum)  # weights, gradient, mask, update
+    states = min(_first_visits(report) * _state_bytes(plan, total), plan.hardware.state_memory_gb * 1e9)
+    return (
+        f"{show_bytes(plan.dataset.bytes_in_memory)} images; {show_bytes(4 * total * vectors)} vectors of weights in "
+        f"each process that trains; at most {show_bytes(states)} of clients' states; activations come on top"
+    )
+
+
+def _state_bytes(plan: Plan, total: int) -> int:
+    """Of what is remembered of a visited client."""
+    mask = PackedMask.pack(torch.ones(total))
+    origin = Origin(torch.empty(total, device="meta"), lambda client: mask, mask)
+    tensors = (
+        item.bits if isinstance(item, PackedMask) else item
+        for item in plan.method.first_state(0, origin).values()
+    )
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _first_visits(report: CostReport) -> int:
