@@ -15,6 +15,7 @@ from fedspa.errors import UserError
 from fedspa.models.batchnorm import with_batchnorm
 from fedspa.models.image_size import check_forward
 from fedspa.running import experiment
+from fedspa.running.assembly import build as build_federation
 from fedspa.weights import ParameterSpace
 
 SOURCE = """
@@ -25,6 +26,12 @@ def net(in_channels, num_classes, width=4):
         nn.Conv2d(in_channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
         nn.Conv2d(width, width, 3, padding=2, dilation=2, groups=width, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes),
+    )
+
+def pooled(in_channels, num_classes):
+    return nn.Sequential(
+        nn.Conv2d(in_channels, 64, 3), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(64), nn.Flatten(),
+        nn.Linear(64, num_classes),
     )
 
 def twice(classes):
@@ -95,6 +102,37 @@ def test_whole_runs_by_policy(plan, package, tmp_path, policy):
     traffic = summary["traffic_bytes"]
     # What is counted and what is encoded are the same values; the frames of 4 visits' messages come on top.
     assert 0 < traffic["encoded"] - traffic["down"] - traffic["up"] - traffic["masks"] <= 4 * 2 * 64
+
+
+ONE_LEFT = ("dataset.train_rows=164", "partition=iid")  # 41 images each of the four clients
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            (*ONE_LEFT, "training.batch_size=8"),
+            r"cannot train on one image \(Expected more than 1 value per channel.*\), but of the 41 training images of "
+            r"client 0 training.batch_size=8 leaves a batch of one: use training.drop_last=true or model.batchnorm=",
+        ),
+        (
+            ("dataset.train_rows=4", "partition=iid"),
+            "of the 1 training images of .*: use clients of more images",
+        ),
+        ((*ONE_LEFT, "training.batch_size=1", "training.drop_last=true"), "use a larger training.batch_size"),
+        ((*ONE_LEFT, "training.batch_size=8", "training.drop_last=true"), None),
+        ((*ONE_LEFT, "training.batch_size=8", "model.batchnorm=groupnorm"), None),
+        ((*ONE_LEFT, "training.batch_size=9"), None),
+        ((*ONE_LEFT, "training.batch_size=8", "model.path=foreignnets.net"), None),  # its maps are larger
+    ],
+)
+def test_a_batch_of_one_image_is_refused_where_batchnorm_has_1_x_1_maps(plan, package, options, message):
+    checked = plan(*SHORT, *dotted("pooled", "model.batchnorm=average"), *options)
+    if message is None:
+        build_federation(checked)
+        return
+    with pytest.raises(UserError, match=message):
+        build_federation(checked)
 
 
 def test_groupnorm_takes_the_layers_place_and_its_scales():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import nn
 
@@ -37,3 +39,17 @@ def check_forward(model: str, network: nn.Module, channels: int, image_size: int
         raise UserError(
             f"{what}: of two it makes {shape}, which must be logits (2, {classes}), one for each of the classes."
         )
+
+
+def single_image_fault(network: nn.Module, channels: int, image_size: int) -> str:
+    """Why the network cannot train on a batch of one image; "" where it can. The network itself is left as it is.
+
+    BatchNorm has no variance to take where its maps are 1 x 1 and the batch is one image.
+    """
+    like = next(network.parameters())
+    try:
+        with torch.no_grad():
+            copy.deepcopy(network).train()(like.new_zeros(1, channels, image_size, image_size))
+    except Exception as error:  # whatever a network's own code makes of it
+        return brief(error)
+    return ""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric import Fabric
+from torch import nn
 
 from fedspa.config import Plan, build_model
 from fedspa.costing.costs import NetworkCosts
@@ -23,6 +24,7 @@ from fedspa.errors import UserError
 from fedspa.masks.initial import InitialMasks
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Origin, Visit
+from fedspa.models.image_size import single_image_fault
 from fedspa.models.initialise import seeded
 from fedspa.records import VALIDATION
 from fedspa.rounds.evaluation import Evaluator
@@ -99,7 +101,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     check_fits(source, fabric.device)
     data = source.load()  # after the network, whose mistakes need no data
     rows = client_rows(data, source, plan.partition, settings.federation.clients, settings.seed)
-    _check_batches(plan, rows)
+    _check_batches(plan, rows, network)
 
     def pixels(images: ImageSet | MadeImages, augmentation: Augmentation) -> Pixels:
         kind: Any = MadePixels if isinstance(images, MadeImages) else Pixels
@@ -202,14 +204,31 @@ def _workload(plan: Plan, rows: ClientRows, costs: NetworkCosts, ranks: int) -> 
     )
 
 
-def _check_batches(plan: Plan, rows: ClientRows) -> None:
-    """With `training.drop_last` a client smaller than a batch would never train."""
-    if not plan.settings.training.drop_last:
-        return
-    sizes = row_counts(rows.train)
-    batch = plan.settings.training.batch_size
-    if sizes.min() < batch:
+def _check_batches(plan: Plan, rows: ClientRows, network: nn.Module) -> None:
+    """Raise `UserError` where a client would have no batch, or one that the network cannot train on."""
+    training, source = plan.settings.training, plan.dataset
+    sizes, batch = row_counts(rows.train), training.batch_size
+    if training.drop_last and sizes.min() < batch:
         raise UserError(
             f"training.drop_last=true leaves client {sizes.argmin()} with its {sizes.min()} training "
             f"images no batch of training.batch_size={batch}: use drop_last=false or a smaller batch."
         )
+    smallest = np.full_like(sizes, batch) if training.drop_last else (sizes - 1) % batch + 1
+    alone = np.flatnonzero(smallest == 1)
+    if not len(alone) or not (fault := single_image_fault(network, source.channels, source.image_size)):
+        return
+    client = alone[
+        sizes[alone].argmin()
+    ]  # of those with one image, if any: dropping batches does not help them
+    if batch == 1:
+        remedies = ["a larger training.batch_size"]
+    elif sizes[client] == 1:
+        remedies = ["clients of more images"]
+    else:
+        remedies = ["training.drop_last=true"]
+    if ParameterSpace.of(network).statistics:
+        remedies.append("model.batchnorm=groupnorm")
+    raise UserError(
+        f"model={plan.names['model']} cannot train on one image ({fault}), but of the {sizes[client]} training "
+        f"images of client {client} training.batch_size={batch} leaves a batch of one: use {' or '.join(remedies)}."
+    )
