@@ -15,6 +15,7 @@ import pytest
 from tracking_runs import run_info, run_record, run_result
 
 from fedspa.cli import main
+from fedspa.running.interruption import Preempted
 from fedspa.sweeping import launchers
 from fedspa.sweeping.launchers import CONSOLE, Ended, Launching, beside_others
 from fedspa.tracking.mlflow_page import PARENT
@@ -110,6 +111,21 @@ def test_what_a_job_says_goes_to_its_folder(job_process, tmp_path, capsys):
         print("80 %")
     assert (tmp_path / CONSOLE).read_text() == "80 %\n"
     assert capsys.readouterr().out == ""
+
+
+def test_a_signal_reaches_the_jobs_though_one_has_just_ended(job_process, monkeypatch):
+    """The one that ended was still there when the processes were listed."""
+    gone, child = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    gone.kill()
+    gone.wait()
+    monkeypatch.setattr(launchers, "_descendants", lambda process: [gone.pid, child.pid])
+    try:
+        with pytest.raises(Preempted), launchers._told_to_end():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert child.wait(30) == -signal.SIGTERM
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_descendants_are_found():

@@ -27,7 +27,7 @@ def test_a_space_is_what_varies():
     assert list(found.varied) == ["training.lr", "mask", "training.epochs"]
     assert found.fixed == ("seed=3", "hardware=cpu")
     assert found.name == "search,mask+training.epochs+training.lr,seed=3"
-    lr, mask, epochs = found.distributions().values()
+    mask, epochs, lr = found.distributions().values()
     assert (lr.low, lr.high, lr.log) == (0.01, 1.0, True)
     assert mask.choices == ("dst", "rsm")
     assert (epochs.low, epochs.high, epochs.step, epochs.log) == (1, 5, 1, False)  # as Python's range
@@ -42,9 +42,33 @@ def test_the_command_line_wins_over_the_space_of_a_file():
         space("a=1", a="1,2")
 
 
-def test_a_range_without_values_is_a_sentence():
-    with pytest.raises(UserError, match=r"training.lr=tag\(log,interval\(0,1\)\) cannot be searched"):
-        space("training.lr=tag(log,interval(0,1))").distributions()
+@pytest.mark.parametrize(
+    "values",
+    ["tag(log,interval(0,1))", "range(1,1)", "range(0,5,-1)", "range(0.0,1.0,0)", "tag(log,range(1,9,2))"],
+)
+def test_a_range_without_values_is_a_sentence(values):
+    with pytest.raises(UserError, match=r"training.lr=.* cannot be searched: .*[^.]\.$"):
+        space(f"training.lr={values}").distributions()
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high", "step"),
+    [
+        ("range(0.0,1.0,0.1)", 0.0, 0.9, 0.1),
+        ("range(0,1,0.25)", 0.0, 0.75, 0.25),
+        ("range(0.1,0.35,0.1)", 0.1, 0.3, 0.1),
+        ("range(1.0,0.0,-0.3)", 0.1, 1.0, 0.3),
+        ("range(5)", 0, 4, 1),
+        ("range(2,9,3)", 2, 8, 3),
+        ("range(1,8,3)", 1, 7, 3),
+        ("range(1,7,3)", 1, 4, 3),
+        ("range(10,0,-3)", 1, 10, 3),
+    ],
+)
+def test_a_range_ends_before_its_stop_as_pythons(values, low, high, step):
+    (found,) = space(f"sparsity={values}").distributions().values()
+    assert (found.low, found.high, found.step) == (low, high, step)
+    assert type(found.high) is type(high)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +76,10 @@ def test_a_range_without_values_is_a_sentence():
     [
         ({"trials": 0}, "hydra.sweeper.trials=0 is out of range"),
         ({"at_once": 0}, "hydra.sweeper.at_once=0 is out of range"),
+        ({"at_once": 2.5}, "hydra.sweeper.at_once=2.5 is not a whole number"),
+        ({"trials": "many"}, "hydra.sweeper.trials=many is not a whole number"),
         ({"kind": "personnal"}, "did you mean personal"),
+        ({"kind": "finetuned"}, "hydra.sweeper.kind=finetuned is not known"),
     ],
 )
 def test_bad_options_are_refused(options, sentence):
@@ -133,6 +160,59 @@ def test_trials_drawn_together_run_as_one_study(plan, tmp_path):
     assert sizes == [2, 2, 1]
 
 
+def test_trials_drawn_together_may_be_the_same_job(plan, tmp_path, capsys):
+    made, batches = plan("dataset.val_fraction=0.2"), []
+
+    def run_jobs(study) -> int:
+        batches.append([job.name for job in study.jobs])
+        for name in batches[-1]:
+            leave(tmp_path / study.name / name, {"mask=dst": 50.0, "mask=rsm": 60.0}[name])
+        return 0
+
+    asked = space("mask=dst,rsm")
+    assert Search(8, 4, 0, None).run(asked, tmp_path, lambda overrides: made, run_jobs) == 0
+    assert len(batches) == 2
+    for batch in batches:  # four trials of two choices
+        assert len(batch) == len(set(batch)) <= 2
+    assert "Best of 8 trials: personal accuracy 60.00 %" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "overrides", "told"),
+    [
+        (["mask=dst,rsm"], {"kind": "global"}, [], "kind=personal where this one has kind=global"),
+        (["mask=dst,rsm"], {"seed": 1}, [], "seed=0 where this one has seed=1"),
+        (["mask=dst,rsm,none"], {}, [], "mask=dst,rsm where this one has mask=dst,none,rsm"),
+        (["mask=dst,rsm"], {}, ["training.epochs=1"], "config_hash="),
+        (["mask=rsm,dst"], {}, ["hardware.workers=1"], None),  # the same question
+    ],
+)
+def test_trials_of_another_question_are_not_mixed(words, options, overrides, told, plan, tmp_path, capsys):
+    def ask(words, options, overrides) -> int:
+        made = plan("dataset.val_fraction=0.2", *overrides)
+        options = {"trials": 2, "at_once": 2, "seed": 0, "kind": None} | options
+        return Search(**options).run(space(*words), tmp_path, lambda overrides: made, run_jobs)
+
+    def run_jobs(study) -> int:
+        for job in study.jobs:
+            leave(tmp_path / study.name / job.name, 50.0)
+        return 0
+
+    assert ask(["mask=dst,rsm"], {}, []) == 0
+    if told is None:
+        assert ask(words, options, overrides) == 0
+        return
+    capsys.readouterr()
+    with pytest.raises(UserError, match="holds another search, with .*hydra.sweep.dir=<folder>") as mistake:
+        ask(words, options, overrides)
+    assert told in str(mistake.value)
+    assert "Best" not in capsys.readouterr().out
+
+
+def test_two_files_of_sweeps_are_two_searches():
+    assert space("sweep=first", LR).name != space("sweep=second", LR).name
+
+
 def test_a_failed_trial_has_no_score(plan, tmp_path, capsys):
     assert searched(tmp_path, plan, lambda study: 1, trials=2) == 1
     assert "Best" not in capsys.readouterr().out
@@ -140,9 +220,8 @@ def test_a_failed_trial_has_no_score(plan, tmp_path, capsys):
 
 
 def test_only_validation_rows_choose(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-
     def command(task, *words: str) -> int:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # which `main` sets
         own = ["-m", "hydra/sweeper=search", "hydra.sweeper.trials=2", "logger=none", LR]
         monkeypatch.setattr(sys, "argv", ["train.py", *own, f"hydra.sweep.dir={tmp_path}", *words])
         return main(task)
@@ -162,5 +241,11 @@ def test_only_validation_rows_choose(tmp_path, monkeypatch, capsys):
     )
     assert command(task, "dataset.val_fraction=0.2", "dry_run=true") == 2
     assert "cannot tell its jobs before they run" in capsys.readouterr().err
+    for option, sentence in (
+        ("trials=0", "trials=0 is out of range: it must be at least 1"),
+        ("seed=x", "seed=x is not a whole number"),
+    ):
+        assert command(task, "dataset.val_fraction=0.2", f"hydra.sweeper.{option}") == 2
+        assert capsys.readouterr().err == f"Error: hydra.sweeper.{sentence}.\n"
     assert command(task, "dataset.val_fraction=0.2") == 0
     assert "Best of 2 trials: personal accuracy 50.00 % on validation rows" in capsys.readouterr().out

@@ -21,6 +21,9 @@ local: the client's weights right after its last local training. finetuned: a co
 weights, trained by the client once more at the end of the run.
 """
 
+MAIN_KINDS = ("personal", "global", "local")
+"""What selects, the best checkpoint or a search's best trial, looks at the first of these kinds that the method has."""
+
 PHASES = ("train", "search", "evaluate", "aggregate", "total")
 """The parts of a round whose wall-clock seconds are kept; total is the whole round.
 

@@ -57,13 +57,15 @@ class SearchSweeper(StudySweeper):
         self, params: dict[str, str], trials: int, at_once: int, seed: int, kind: str | None
     ) -> None:
         super().__init__(params, rows=[])
-        self._search = Search(trials, at_once, seed, kind)
+        # A mistake in them is told by `sweep`: what is raised here Hydra would wrap in words of its own.
+        self._options = (trials, at_once, seed, kind)
 
     def sweep(self, arguments: list[str]) -> None:
         """Search; ends the program with an exit code where a trial failed."""
+        search = Search(*self._options)
         root, launcher = Path(self._config.hydra.sweep.dir), self._config.hydra.launcher
         space = Space.of(self._params, arguments, OverridesParser.create(config_loader=self._loader))
-        code = self._search.run(
+        code = search.run(
             space,
             root,
             lambda overrides: check(self._compose(overrides)),

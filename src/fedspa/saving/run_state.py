@@ -8,13 +8,10 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from fedspa.errors import UserError, brief
-from fedspa.records import ACCURACY, VALIDATION, RoundRecord
+from fedspa.records import ACCURACY, MAIN_KINDS, VALIDATION, RoundRecord
 from fedspa.saved import Misfit, Saved
 from fedspa.saving.checkpoint import Checkpoints
 from fedspa.saving.resuming import refuse_other_settings
-
-MAIN_KINDS = ("personal", "global", "local")
-"""The best checkpoint is that of the best models of the first of these kinds that the method has."""
 
 
 class Part(Protocol):

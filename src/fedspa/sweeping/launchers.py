@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -99,7 +99,8 @@ def _told_to_end() -> Iterator[list[int]]:
         told.append(number)
         if number != signal.SIGINT:
             for process in _descendants(os.getpid()):
-                os.kill(process, number)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(process, number)
 
     if threading.current_thread() is not threading.main_thread():
         yield told

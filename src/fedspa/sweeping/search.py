@@ -8,9 +8,11 @@ jobs' folders; started again, the search goes on with it, first with the trials 
 from __future__ import annotations
 
 import csv
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -20,15 +22,17 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 
 from fedspa.config import Plan
-from fedspa.errors import UserError, check_choice, check_range
+from fedspa.errors import UserError, brief, check_choice, check_range
 from fedspa.randomness import numpy_generator
-from fedspa.records import ACCURACY, KINDS, VALIDATION
+from fedspa.records import ACCURACY, MAIN_KINDS, VALIDATION
 from fedspa.sweeping.studies import NEUTRAL, Job, Study, file_name
 
 if TYPE_CHECKING:
     import optuna
 
 JOURNAL = "search.journal"
+QUESTION = "question"
+"""What a search asks, as it stands in its journal: trials of another question are not comparable."""
 RunJobs = Callable[[Study], int]
 """Runs what is not finished of a study's jobs; returns the exit code."""
 
@@ -54,7 +58,9 @@ class Space:
             )
         fixed = {key: override.input_line or "" for key, override in last.items() if key not in varied}
         told = [
-            text for key, text in fixed.items() if key.partition(".")[0] not in NEUTRAL and key not in NEUTRAL
+            text
+            for key, text in fixed.items()
+            if key == "sweep" or (key.partition(".")[0] not in NEUTRAL and key not in NEUTRAL)
         ]
         return cls(
             varied, tuple(fixed.values()), file_name(["search", "+".join(sorted(varied)), *sorted(told)])
@@ -62,7 +68,7 @@ class Space:
 
     def distributions(self) -> dict[str, Any]:
         """Each varied setting as Optuna takes it. Raises `UserError` for a range that has no values."""
-        return {key: _distribution(key, override) for key, override in self.varied.items()}
+        return {key: _distribution(key, override) for key, override in sorted(self.varied.items())}
 
     def job(self, values: Mapping[str, Any]) -> Job:
         """The job of a trial with these values."""
@@ -78,15 +84,27 @@ def _distribution(key: str, override: Override) -> Any:
     log = "log" in getattr(value, "tags", ())
     try:
         if isinstance(value, ChoiceSweep):
-            return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
+            return distributions.CategoricalDistribution(sorted(set(override.sweep_string_iterator())))
         if isinstance(value, RangeSweep):
-            step = 1 if log else sweep.step
+            low, high, step = _grid(value)
             if all(isinstance(part, int) for part in (sweep.start, sweep.stop, sweep.step)):
-                return distributions.IntDistribution(sweep.start, sweep.stop - 1, log, step)
-            return distributions.FloatDistribution(sweep.start, sweep.stop, log, None if log else step)
+                return distributions.IntDistribution(int(low), int(high), log, int(step))
+            return distributions.FloatDistribution(float(low), float(high), log, float(step))
         return distributions.FloatDistribution(float(sweep.start), float(sweep.end), log)
-    except ValueError as error:
-        raise UserError(f"{override.input_line or key} cannot be searched: {error}") from error
+    except (ValueError, ArithmeticError) as error:
+        raise UserError(f"{override.input_line or key} cannot be searched: {brief(error)}.") from error
+
+
+def _grid(values: Any) -> tuple[Decimal, Decimal, Decimal]:
+    """The lowest and the highest value of a `RangeSweep`, and the step between two; like Python's without its stop."""
+    start, stop, step = (Decimal(str(part)) for part in (values.start, values.stop, values.step))
+    if not step:
+        raise ValueError("its step is 0")
+    steps = math.ceil((stop - start) / step) - 1
+    if steps < 0:
+        raise ValueError("it has no values")
+    low, high = sorted((start, start + steps * step))
+    return low, high, abs(step)
 
 
 @dataclass(frozen=True)
@@ -101,24 +119,35 @@ class Search:
     def __post_init__(self) -> None:
         if find_spec("optuna") is None:
             raise UserError("hydra/sweeper=search needs Optuna: pip install 'fedspa[optuna]'.")
-        check_range("hydra.sweeper.trials", self.trials, low=1)
-        check_range("hydra.sweeper.at_once", self.at_once, low=1)
-        check_range("hydra.sweeper.seed", self.seed, low=0)
+        for option, low in (("trials", 1), ("at_once", 1), ("seed", 0)):
+            value = getattr(self, option)
+            if type(value) is not int:
+                raise UserError(f"hydra.sweeper.{option}={value} is not a whole number.")
+            check_range(f"hydra.sweeper.{option}", value, low=low)
         if self.kind is not None:
-            check_choice("hydra.sweeper.kind", self.kind, KINDS[:3])
+            check_choice("hydra.sweeper.kind", self.kind, MAIN_KINDS)
 
     def run(self, space: Space, root: Path, check: Callable[[Sequence[str]], Plan], run_jobs: RunJobs) -> int:
         """Run the trials that are missing, and tell of the best. Returns the highest exit code of any.
 
-        `check` makes the plan of a job from its overrides. Raises `UserError` where nothing is held out to judge by.
+        `check` makes the plan of a job from its overrides. Raises `UserError` where nothing is held out to judge by,
+        and where the folder holds the trials of another search.
         """
         distributions = space.distributions()
-        kind = self._judged_by(check((*space.fixed, *(f"{k}={_any(d)}" for k, d in distributions.items()))))
+        plan = check((*space.fixed, *(f"{key}={_any(d)}" for key, d in distributions.items())))
+        kind = self._judged_by(plan)
+        ranges = {key: _words(distribution) for key, distribution in distributions.items()}
         folder = root / space.name
         study, code = _open(folder), 0
+        _ask_only(
+            study, folder, {"kind": kind, "seed": str(self.seed)} | ranges | {"config_hash": plan.config_hash}
+        )
         while waiting := self._next(study, distributions):
             jobs = {number: space.job(values) for number, values in waiting.items()}
-            code = max(code, run_jobs(Study(space.name, tuple(jobs.values()))))
+            once = tuple(
+                dict.fromkeys(jobs.values())
+            )  # where choices are few, two trials may be the same job
+            code = max(code, run_jobs(Study(space.name, once)))
             for number, job in jobs.items():
                 score = validation_score(folder / job.name, kind)
                 study.tell(number, score, state=None if score is not None else _failed())
@@ -133,9 +162,7 @@ class Search:
             raise UserError(
                 "hydra/sweeper=search chooses by validation rows, and there are none: set dataset.val_fraction=0.2."
             )
-        kind = self.kind or next(
-            kind for kind in ("personal", "global", "local") if kind in plan.method.kinds
-        )
+        kind = self.kind or next(kind for kind in MAIN_KINDS if kind in plan.method.kinds)
         if kind not in plan.method.kinds:
             raise UserError(
                 f"hydra.sweeper.kind={kind} is no model of method={plan.method.name}: "
@@ -153,7 +180,8 @@ class Search:
         values = {}
         done = len(study.trials)
         for number in range(done, min(self.trials, done + self.at_once)):
-            # The draws of a trial depend on its number alone, so a search that goes on draws as if it had never ended.
+            # Seeded by its number, a trial draws what follows from the trials that had ended before it, whether or
+            # not the search was broken off in between; after a kill between two asks a batch is smaller.
             seed = int(numpy_generator(self.seed, "search", number).integers(2**31))
             study.sampler = TPESampler(seed=seed)
             trial = study.ask(dict(distributions))
@@ -188,6 +216,30 @@ def validation_score(folder: Path, kind: str) -> float | None:
 
 def _any(distribution: Any) -> Any:
     return distribution.choices[0] if hasattr(distribution, "choices") else distribution.low
+
+
+def _words(distribution: Any) -> str:
+    """A distribution as one can read it; the same words for the same values."""
+    if hasattr(distribution, "choices"):
+        return ",".join(distribution.choices)
+    step = f" by {distribution.step}" if distribution.step else ""
+    return f"{distribution.low}..{distribution.high}{step}{' log' if distribution.log else ''}"
+
+
+def _ask_only(study: optuna.Study, folder: Path, question: Mapping[str, str]) -> None:
+    """Note the question of a new search; raises `UserError` where the trials there are answers to another one."""
+    if not study.trials:
+        study.set_user_attr(QUESTION, dict(question))
+        return
+    earlier = study.user_attrs.get(QUESTION, {})
+    differing = [key for key, value in question.items() if earlier.get(key) != value]
+    if differing:
+        there = ", ".join(f"{key}={earlier.get(key, 'unknown')}" for key in differing)
+        here = ", ".join(f"{key}={question[key]}" for key in differing)
+        raise UserError(
+            f"{folder} holds another search, with {there} where this one has {here}: "
+            "go on with that, or begin this one in another folder by hydra.sweep.dir=<folder>."
+        )
 
 
 def _failed() -> Any:
