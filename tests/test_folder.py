@@ -72,6 +72,34 @@ def test_the_recorded_config_is_described_already(plan: Planner, compose: Callab
     assert asdict(again.dataset) == asdict(first.dataset) | {"path": None}
 
 
+def facts(found: TableImages) -> list[str]:
+    """Overrides that state all that a source was told by its data, but not its version."""
+    named = ("classes", "channels", "image_size", "train_size", "test_size", "mean", "std", "test_split")
+    return [f"dataset.{name}={getattr(found, name)}" for name in named]
+
+
+def test_stated_facts_are_pinned_and_grouped_all_the_same(plan: Planner, pets: Path) -> None:
+    for split in ("train", "test"):
+        files = sorted((pets / split).glob("*/*.png"))
+        lines = [f"{file.relative_to(pets / split)},{file.stem[-1]}" for file in files]
+        (pets / split / "metadata.csv").write_text("\n".join(["file_name,writer", *lines]) + "\n")
+    by_writer = (f"dataset.path={pets}", "partition=column", "partition.column=writer")
+    first = plan("dataset=folder", *by_writer)
+    again = plan("dataset=folder", *by_writer, *facts(first.dataset))
+    assert again.dataset == first.dataset and again.config_hash == first.config_hash
+    assert (again.dataset.group_by, len(again.dataset.fingerprint)) == ("writer", 16)
+    assert again.dataset.load().train.groups is not None
+    with pytest.raises(UserError, match="dataset.group_by=painter and partition.column=writer differ"):
+        plan("dataset=folder", *by_writer, *facts(first.dataset), "dataset.group_by=painter")
+
+
+def test_what_is_not_stated_is_told_by_the_data(plan: Planner, pets: Path) -> None:
+    first = source(plan, pets)
+    for left_out in ("mean", "test_split", "classes"):
+        stated = [fact for fact in facts(first) if not fact.startswith(f"dataset.{left_out}=")]
+        assert source(plan, pets, *stated) == first
+
+
 def test_the_hash_tells_folders_apart_but_not_where_they_lie(plan: Planner, pets: Path) -> None:
     def hashed(path: Path) -> str:
         return plan("dataset=folder", f"dataset.path={path}", "dataset.name=pets").config_hash

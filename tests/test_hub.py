@@ -102,6 +102,19 @@ def test_a_recorded_revision_asks_nobody(hub: Hub, plan: Planner) -> None:
     assert again.images.equal(train.images)
 
 
+def test_stated_facts_are_pinned_all_the_same(hub: Hub, plan: Planner) -> None:
+    commit = hub.publish("org/pets", pets())
+    first = plan("dataset=hub", PETS).dataset
+    named = ("classes", "channels", "image_size", "train_size", "test_size", "mean", "std", "test_split")
+    stated = [PETS, *(f"dataset.{name}={getattr(first, name)}" for name in named)]
+    forget()
+    again, train, _ = load(plan, *stated)
+    assert isinstance(again, hub_table.HubTable)
+    assert (again, again.revision, len(train)) == (first, commit, 30)
+    with pytest.raises(UserError, match="dataset.revision=v9 is no branch, tag or commit"):
+        plan("dataset=hub", *stated, "dataset.revision=v9")
+
+
 def test_without_a_network_the_cache_serves(
     hub: Hub, plan: Planner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -85,7 +85,7 @@ class FolderImages(TableImages):
         return self.label is None
 
     def pinned(self) -> Self:
-        return replace(self, fingerprint=self._fingerprint())
+        return self if self.fingerprint else replace(self, fingerprint=self._fingerprint())
 
     def check_version(self) -> None:
         if self.fingerprint and (now := self._fingerprint()) != self.fingerprint:

@@ -7,6 +7,7 @@ in HF_HOME). A revision that was read once needs no network any more.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _builders: dict[tuple[str | None, ...], datasets.DatasetBuilder] = {}
 
+COMMIT = re.compile("[0-9a-f]{40}")
 SUGGESTIONS = 200
 """Of an organisation's data sets, so many are compared with a name that is not one of them."""
 
@@ -45,6 +47,8 @@ class HubTable(TableImages):
     def pinned(self) -> Self:
         if not self.name:
             raise UserError("dataset=hub needs dataset.name=<organisation/name>, such as ylecun/mnist.")
+        if self.subset and COMMIT.fullmatch(self.revision or ""):
+            return self
         commit = commit_of(self.name, self.revision)
         pinned = replace(self, revision=commit)
         return replace(pinned, subset=pinned._builder().config.name)

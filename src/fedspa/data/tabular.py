@@ -111,21 +111,23 @@ class TableImages(ImageSource):
         """Equal for sources that `open` the same tables."""
 
     def pinned(self) -> Self:
-        """The same source, with what identifies its version."""
+        """The same source, with what identifies its version; nobody is asked for what is stated already."""
         return self
 
     @property
     def is_described(self) -> bool:
-        return bool(self.classes and self.channels and self.image_size and self.train_size and self.test_size)
+        """Whether nothing has to be told from the data."""
+        counts = self.classes, self.channels, self.image_size, self.train_size, self.test_size
+        return all([*counts, self.mean, self.std, self.test_split])
 
     def described(self, group_by: str | None) -> Self:
-        if self.is_described:
-            return self
         if self.group_by and group_by and self.group_by != group_by:
             raise UserError(
                 f"dataset.group_by={self.group_by} and partition.column={group_by} differ: leave dataset.group_by out."
             )
         wanted = replace(self, group_by=self.group_by or group_by).pinned()
+        if wanted.is_described:
+            return wanted
         key = json.dumps([type(self).__name__, asdict(wanted)], sort_keys=True)
         if key not in _described:
             _described[key] = wanted._described()
