@@ -265,7 +265,7 @@ def test_a_corrupt_image_is_named_with_its_row(hub: Hub, plan: Planner) -> None:
 def test_labels_may_be_numbers_or_names(hub: Hub, plan: Planner) -> None:
     images = [tables.encoded(p) for p in tables.pixels(4)]
     train = tables.parquet(images, name=["b", "a", "b", "c"], number=[7, 3, 3, 12])
-    test = tables.parquet(images, name=["d", "a", "b", "c"], number=[7, 3, 3, 12])
+    test = tables.parquet(images, name=["c", "a", "b", "c"], number=[7, 3, 3, 12])
     hub.publish("org/pets", {TRAIN: train, TEST: test})
     with pytest.raises(
         UserError, match="split train has no column of class labels: set dataset.label to name or number"
@@ -273,9 +273,9 @@ def test_labels_may_be_numbers_or_names(hub: Hub, plan: Planner) -> None:
         load(plan)
     source, by_name, tested = load(plan, PETS, "dataset.label=name")
     assert (source.classes, by_name.labels.tolist(), tested.labels.tolist()) == (
-        4,
+        3,
         [1, 0, 1, 2],
-        [3, 0, 1, 2],
+        [2, 0, 1, 2],
     )
     source, by_number, _ = load(plan, PETS, "dataset.label=number")
     assert (source.classes, by_number.labels.tolist()) == (3, [1, 0, 0, 2])
@@ -321,6 +321,38 @@ def test_a_whole_run_with_the_real_environment_then_one_without_a_network(tmp_pa
     assert second.returncode == 0, second.stderr
     for name in ("rounds.csv", "config.yaml", "weights.safetensors"):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (
+            [0, 1, 2, 1],
+            [0, -1, -1],
+            r"split test, row 1 \(from 0\): its label is -1, which no training image has",
+        ),
+        (
+            [0, -1, 2, 1],
+            [0, 1, 2],
+            r"split train, row 1 \(from 0\): its label is -1, which stands for no class",
+        ),
+        (
+            [0, 1, 1, 0],
+            [0, 1, 5],
+            r"split test, row 2 \(from 0\): its label is 5, which no training image has",
+        ),
+        (["a", "b", "a", "b"], ["a", "", "b"], "row 1 .*: its label is , which no training image has"),
+    ],
+)
+def test_labels_that_no_training_image_has_add_no_class(
+    hub: Hub, plan: Planner, train: list, test: list, message: str
+) -> None:
+    def split(labels: list[int]) -> bytes:
+        return tables.parquet([tables.encoded(p) for p in tables.pixels(len(labels))], animal=labels)
+
+    hub.publish("org/pets", {TRAIN: split(train), TEST: split(test)})
+    with pytest.raises(UserError, match=message):
+        plan("dataset=hub", PETS, "dataset.label=animal")
 
 
 def test_clients_by_a_column_have_the_test_images_of_their_value(hub: Hub, plan: Planner) -> None:

@@ -277,11 +277,25 @@ class TableImages(ImageSource):
 
     @cached_property
     def _values(self) -> list[Any]:
-        """The labels as they are published, sorted; a class that only the test split knows is one, too."""
+        """The labels as they are published, sorted: those of the training table.
+
+        Raises `UserError` where one is below 0, or where the test split has another.
+        """
         found = set(self._train_labels.tolist())
+        self._check_labels(self._train_table, self._train_labels, found)
         if self._test_split != HELD_OUT:
-            found |= set(self._table(self._test_split).labels().tolist())
+            table = self._table(self._test_split)
+            self._check_labels(table, table.labels(), found)
         return sorted(found)
+
+    @staticmethod
+    def _check_labels(table: Table, labels: np.ndarray, classes: set[Any]) -> None:
+        """Whole numbers below 0 say that a label is not known, as those of unlabelled test splits do."""
+        for row, label in enumerate(labels.tolist()):
+            if label not in classes:
+                raise _no_class(table, row, label, "which no training image has")
+            if not isinstance(label, str) and label < 0:
+                raise _no_class(table, row, label, "which stands for no class")
 
     def _numbered(self, table: Table, rows: np.ndarray) -> np.ndarray:
         """The labels int64 [n] of rows, counted from 0. Raises `UserError` for one that is no class's."""
@@ -291,10 +305,7 @@ class TableImages(ImageSource):
             numbers = published[rows]
             bad = np.flatnonzero((numbers < 0) | (numbers >= len(self._names)))
             if len(bad):
-                raise UserError(
-                    f"{table.place(rows[bad[0]])}: its label is {numbers[bad[0]]}, which stands for no class (a test "
-                    "split without labels?): set dataset.test_split to another one, or to none to hold out a share."
-                )
+                raise _no_class(table, rows[bad[0]], numbers[bad[0]], "which stands for no class")
             return numbers.astype(np.int64)
         index = {value: number for number, value in enumerate(self._values)}
         return np.array([index[value] for value in published[rows].tolist()], dtype=np.int64)
@@ -353,6 +364,13 @@ def held_out(strata: np.ndarray, fraction: float, seed: int) -> np.ndarray:
 def _sample(rows: np.ndarray) -> np.ndarray:
     """Evenly spaced ones of the rows, the first among them."""
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64))]
+
+
+def _no_class(table: Table, row: int, label: Any, why: str) -> UserError:
+    return UserError(
+        f"{table.place(row)}: its label is {label}, {why} (a test split without labels?): set dataset.test_split to "
+        "another one, or to none to hold out a share; labels are names, or numbers from 0."
+    )
 
 
 def _check_split(setting: str, name: str, valid: list[str], origin: str) -> None:
