@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fedspa.config import build_model, config_dir
+from fedspa.config import ONE_EACH, build_model, config_dir
 from fedspa.errors import UserError
 from fedspa.running.hardware import Hardware
 
@@ -168,6 +168,25 @@ def test_a_mistake_is_told_in_one_sentence(plan, override, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)) as raised:
         plan(override)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("group", ["model", *ONE_EACH])
+def test_a_component_without_a_name_or_a_class_is_told_in_one_sentence(plan, group):
+    for override, missing in (
+        (f"~{group}.name", ".name"),
+        (f"~{group}._target_", "._target_"),
+        (f"~{group}", ""),
+    ):
+        with pytest.raises(UserError, match=rf"^{group}{missing} is missing: [^\n]*\.$"):
+            plan(override)
+
+
+@pytest.mark.parametrize(
+    "part", ["metrics", "metrics.accuracy._target_", "loggers", "loggers.pictures._target_"]
+)
+def test_a_metric_or_a_logger_without_a_class_is_told_in_one_sentence(plan, part):
+    with pytest.raises(UserError, match=rf"^{part} is missing: [^\n]*\.$"):
+        plan("logger=csv", f"~{part}")
 
 
 def test_an_explicit_mask_for_a_dense_method_is_refused(plan):

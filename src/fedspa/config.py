@@ -150,6 +150,7 @@ def check(config: DictConfig) -> Plan:
 
     A class named by the config must come from fedspa or from one of `trusted_packages`.
     """
+    _check_named(OmegaConf.to_container(config))  # type: ignore[arg-type]
     try:
         values: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
@@ -169,6 +170,27 @@ def check(config: DictConfig) -> Plan:
     plan = Plan(settings=settings, resolved=resolved, **parts)
     _check_together(plan)
     return _described(plan)
+
+
+def _check_named(values: dict[str, Any]) -> None:
+    """Raise `UserError` where a component, of a YAML file of a user's own perhaps, lacks its name or its class."""
+    for group in ("model", *ONE_EACH):
+        node = values.get(group)
+        if not isinstance(node, dict) or not node:
+            raise UserError(f"{group} is missing: choose one, as in {group}=<a file of conf/{group}>.")
+        if node.get("name") is None:
+            raise UserError(f"{group}.name is missing: it must be what {group}=<name> calls it.")
+        if "_target_" not in node and (group, node["name"]) != ("mask", "none"):
+            raise UserError(f"{group}._target_ is missing: it must be the dotted path of its class.")
+    for group in SEVERAL:
+        nodes = values.get(group)
+        if not isinstance(nodes, dict):
+            raise UserError(f"{group} is missing: it must hold any number of components by name.")
+        for name, node in nodes.items():
+            if isinstance(node, dict) and "_target_" not in node:
+                raise UserError(
+                    f"{group}.{name}._target_ is missing: it must be the dotted path of its class."
+                )
 
 
 def _described(plan: Plan) -> Plan:
