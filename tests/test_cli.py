@@ -47,7 +47,7 @@ def fedspa(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("mask=dts", "mask=dts is not known: did you mean dst? (valid: dst, none, rsm)."),
+        ("mask=dts", "mask=dts is not known: did you mean dst? (valid: dst, none, rigl, rsm, snip)."),
         ("metric=[acuracy]", "metric=acuracy is not known: did you mean accuracy?"),
         ("experiment=cifar10_smal", "experiment=cifar10_smal is not known: did you mean cifar10_small"),
         ("sparsity=1.2", "sparsity=1.2 is out of range: it must be in [0, 1)."),
@@ -151,7 +151,7 @@ runpy.run_path({str(ROOT / "src" / program)!r} + ".py", run_name="__main__")
 
 def test_help_shows_each_group_with_what_is_chosen(tmp_path):
     shown = command("--help", "mask=rsm", folder=tmp_path).stdout
-    assert "  mask            how a mask moves      [rsm], dst, none\n" in shown
+    assert "  mask            how a mask moves      [rsm], dst, none, rigl, snip\n" in shown
     groups = {folder.name for folder in config_dir().iterdir() if folder.is_dir()} - {"hydra"}
     assert groups <= {line.split()[0] for line in shown.splitlines() if line.startswith("  ")}
     assert "$" in shown and "$$" not in shown

@@ -10,7 +10,7 @@ import torch
 from federations import pack
 
 from fedspa.client_state import NOTHING, ClientState
-from fedspa.rounds.client_states import ClientStates
+from fedspa.rounds.client_states import ClientStates, at_hand
 from fedspa.running.executor import _Pickler
 from fedspa.running.ranks import Packed
 from fedspa.saving import archive
@@ -78,5 +78,5 @@ def test_any_record_comes_through(way):
         states[7] = RECORD
         assert states.in_file == 1
         kept = archive.unpack(archive.pack(states.at_rest()))[7]
-        again = states[7] if way == "file" else ClientState(kept)
+        again = states[7] if way == "file" else at_hand(kept)
     assert again == RECORD

@@ -173,7 +173,7 @@ def test_models_by_hand():
 
 def test_several_sets_of_images_score_under_their_own_names():
     test, own = evaluator(), evaluator()
-    own._metrics = {"val_accuracy": METRICS["accuracy"]}
+    own.metrics = {"val_accuracy": METRICS["accuracy"]}
     own._rows = [np.array([0]), np.array([1]), np.array([2])]
 
     def run(jobs: Sequence[PredictionBatch]) -> list[torch.Tensor]:

@@ -50,6 +50,7 @@ def toy(config: DictConfig) -> DictConfig:
             "std": [0.2] * (facts.get("channels") or 1),
             "noise": 1.0,
             "client_test_images": 2,
+            "val_fraction": facts.get("val_fraction", 0.0),
         }
         small.model = {"name": config.model.name, "_target_": "fedspa.models.small_cnn.SmallCNN"}
         small.partition = {"name": config.partition.name, "_target_": "fedspa.partition.iid.Iid"}
