@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, make_dataclass, replace
 from fractions import Fraction
 from importlib import import_module
@@ -296,6 +297,19 @@ def build_model(plan: Plan, channels: int, image_size: int, classes: int) -> nn.
     from fedspa.models.batchnorm import with_batchnorm
     from fedspa.models.image_size import check_forward
 
+    make, arguments = model_call(plan, channels, image_size, classes)
+    network = with_batchnorm(make(**arguments), plan.resolved["model"].get("batchnorm"))
+    check_forward(plan.names["model"], network, channels, image_size, classes)
+    return network
+
+
+def model_call(
+    plan: Plan, channels: int, image_size: int, classes: int
+) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
+    """What makes the network for images [channels, image_size, image_size], and with which arguments: plain values.
+
+    Raises `UserError` for an option that it does not have, or of another type.
+    """
     options = {key: value for key, value in plan.resolved["model"].items() if key != "_target_"}
     make = find_object("model._target_", plan.resolved["model"]["_target_"], plan.settings.trusted_packages)
     if isinstance(make, type):
@@ -303,7 +317,7 @@ def build_model(plan: Plan, channels: int, image_size: int, classes: int) -> nn.
     signature = inspect.signature(make).parameters
     data = {"channels": channels, "image_size": image_size, "classes": classes}
     given = data | {"trusted_packages": plan.settings.trusted_packages}
-    batchnorm = options.pop("batchnorm", None)
+    options.pop("batchnorm", None)
     if "name" not in signature:
         del options["name"]
     types = get_type_hints(getattr(make, "__init__") if isinstance(make, type) else make)  # noqa: B009
@@ -314,12 +328,7 @@ def build_model(plan: Plan, channels: int, image_size: int, classes: int) -> nn.
     ]
     schema = make_dataclass(make.__name__, parameters)
     _, typed = _build("model", schema, options)
-    network = with_batchnorm(
-        make(**{name: value for name, value in given.items() if name in {*data, *signature}}, **typed),
-        batchnorm,
-    )
-    check_forward(plan.names["model"], network, **data)
-    return network
+    return make, {**{name: value for name, value in given.items() if name in {*data, *signature}}, **typed}
 
 
 def find_class(where: str, target: str | None, trusted: list[str]) -> Any:

@@ -1,0 +1,46 @@
+"""Write a client's model of a finished run to a file that others can use.
+
+    python src/export.py run=<a run's folder> client=7 format=torch
+    python src/export.py run=<MLflow's id of a run> client=7 format=onnx model=local
+
+Options:
+    run=<run>         a run's folder, the name of one under outputs/, or the id that MLflow gave it
+    client=7          whose model (from 0); the global one is everybody's
+    format=torch      a program that torch alone loads; safetensors: the tensors and how to make the network;
+                      onnx: checked with onnxruntime before it is written
+    model=personal    local: as the client's last training left it, where the run has save.local=true; global
+    out=<file>        where to write (outputs/exports/<run>/client7-personal.pt2)
+"""
+
+from __future__ import annotations
+
+import sys
+
+from fedspa.errors import UserError
+from fedspa.export.options import parse
+from fedspa.running.interruption import ends_when_interrupted
+from fedspa.running.streams import ends_with_its_reader
+
+
+@ends_with_its_reader
+@ends_when_interrupted
+def main(arguments: list[str]) -> int:
+    """Write the file; returns the exit code."""
+    if not arguments or {"--help", "-h"} & set(arguments):
+        print(__doc__)
+        return 0 if arguments else 2
+    try:
+        options = parse(arguments)
+
+        from fedspa.export.command import export
+
+        lines = export(options)
+    except UserError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""Which folder holds the files of the run that was named."""
+
+from __future__ import annotations
+
+import os
+import re
+from difflib import get_close_matches
+from pathlib import Path
+
+from fedspa.errors import UserError
+from fedspa.paths import project_root
+
+_MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def run_folder(run: str) -> Path:
+    """The folder of a finished run: `run` itself, the one of that name under outputs/, or an MLflow run's artifacts.
+
+    Raises `UserError` for a run that is unknown, or has not finished.
+    """
+    folder = Path(run) if Path(run).is_dir() else _named(run)
+    if not (folder / "config.yaml").is_file():
+        raise UserError(
+            f"run={run} is no run: a run's folder has a config.yaml and, once finished, a summary.json."
+        )
+    if not (folder / "summary.json").is_file():
+        raise UserError(
+            f"run={run} has not finished (it has no summary.json): go on with it by resume={run}, then export."
+        )
+    if not (folder / "weights.safetensors").is_file():
+        raise UserError(
+            f"run={run} has no weights.safetensors: give the run's own folder, for MLflow gets weights only "
+            "with save.upload_weights=true."
+        )
+    return folder
+
+
+def _named(run: str) -> Path:
+    if _MLFLOW_ID.fullmatch(run):
+        return _in_store(run)
+    known = {file.parent.name: file.parent for file in sorted(project_root().glob("outputs/*/*/config.yaml"))}
+    if run in known:
+        return known[run]
+    close = get_close_matches(run, known, n=2, cutoff=0.5)  # there may be hundreds: not all are told
+    paths = " or ".join(os.path.relpath(known[name]) for name in close)
+    close_paths = get_close_matches(run, map(str, known.values()), n=1, cutoff=0.6)
+    hint = f"did you mean {paths or close_paths[0]}?" if paths or close_paths else "give the folder of one."
+    raise UserError(f"run={run} is neither a run's folder nor the id of a run in MLflow: {hint}")
+
+
+def _in_store(run: str) -> Path:
+    """The artifacts of a run in the tracking store."""
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    from fedspa.tracking.mlflow_connection import open_client, root_cause, store_uri
+
+    uri = store_uri()
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        raise UserError(f"run={run}: there is no such folder, and no tracking store at {uri}.")
+    try:
+        client = open_client(uri)
+        from mlflow.artifacts import download_artifacts
+        from mlflow.exceptions import MlflowException
+    except ImportError:
+        raise UserError(
+            f"run={run} looks like an id of MLflow, which is not installed: give a run's folder."
+        ) from None
+    try:
+        client.get_run(run)
+        return Path(download_artifacts(run_id=run, tracking_uri=uri))  # a local store's own folder
+    except (MlflowException, OSError) as error:
+        raise UserError(f"run={run} is not in the tracking store {uri} ({root_cause(error)}).") from error

@@ -1,0 +1,198 @@
+"""The folder of a finished run, from which the models of its clients are made again."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from yaml import YAMLError
+
+from fedspa.client_state import MASK, ClientState
+from fedspa.config import build_model, check, model_call
+from fedspa.errors import UserError, brief
+from fedspa.export.client_model import ClientModel, Normalise
+from fedspa.masks.base import MaskSearcher
+from fedspa.masks.initial import InitialMasks
+from fedspa.masks.packed import PackedMask
+from fedspa.methods.base import Origin
+from fedspa.models.initialise import seeded
+from fedspa.weights import ParameterSpace, running_statistics
+
+
+class StoredRun:
+    """The folder of a finished run, and the plan that its config describes."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `UserError` for a config that cannot be read or that this version does not know."""
+        self._folder = folder
+        self._plan = check(_config(folder))
+        source = self._plan.dataset
+        self._shape = (source.channels, source.image_size, source.image_size)
+        self._network = seeded(
+            lambda: build_model(self._plan, source.channels, source.image_size, source.classes),
+            self._plan.settings.seed,
+        ).to(self._plan.hardware.dtype)
+        self._space = ParameterSpace.of(self._network)
+
+    def model(self, kind: str, client: int | None) -> ClientModel:
+        """The personal, local or global model of a client. Raises `UserError` where the run has none."""
+        plan = self._plan
+        kinds, method = plan.method.kinds, plan.names["method"]
+        if client is not None and client >= (clients := plan.settings.federation.clients):
+            raise UserError(f"client={client} is out of range: the run has {clients}, 0 to {clients - 1}.")
+        if kind not in kinds:
+            raise UserError(
+                f"method={method} has no {kind} model: model={' or '.join(kinds)} can be exported."
+            )
+        if kind == "global":
+            weights, active = self._global(), self._space.sizes
+        else:
+            assert client is not None
+            weights, active = self._local(client) if kind == "local" else self._personal(client)
+        return self._built(weights, active)
+
+    def _global(self) -> torch.Tensor:
+        with _opened(self._folder / "weights.safetensors") as file:
+            held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        shapes = dict(zip(self._space.names, self._space.shapes, strict=True))
+        if shapes != {name: tuple(tensor.shape) for name, tensor in held.items()}:
+            raise UserError(
+                f"{self._folder / 'weights.safetensors'} holds other tensors than the run's model has."
+            )
+        return torch.cat([held[name].reshape(-1) for name in self._space.names])
+
+    def _local(self, client: int) -> tuple[torch.Tensor, tuple[int, ...]]:
+        """Its active values are those that are not zero."""
+        file_name = self._folder / "local_weights.safetensors"
+        if not self._plan.settings.save.local:
+            raise UserError(
+                "The run kept no local models: train it with save.local=true to export one, or take another model."
+            )
+        if not self._visits(client) or not file_name.is_file():
+            raise UserError(f"client={client} was never visited, so that it has no local model.")
+        with _opened(file_name) as file:
+            values, bits = (file.get_tensor(f"{client}.{part}") for part in ("values", "mask"))
+        held = PackedMask(bits, self._space.total).unpack(like=values)
+        weights = torch.zeros_like(held)
+        weights[held.bool()] = values
+        return weights, self._space.count(held)
+
+    def _personal(self, client: int) -> tuple[torch.Tensor, tuple[int, ...]]:
+        state, weights = self._state(client), self._global()
+        made = self._plan.method.personal(weights, state, self._plan.mask)
+        if state.mask is None:
+            return made, self._space.sizes
+        return made, self._space.count(state.mask.unpack(like=weights))
+
+    def _state(self, client: int) -> ClientState:
+        """What is remembered of a client. Raises `UserError` where the run's folder does not have all of it."""
+        plan, space = self._plan, self._space
+        active, full_mask = plan.active_counts(space), PackedMask.pack(torch.ones(space.total))
+        draws = active and not plan.mask.searches_first
+        initial = InitialMasks(
+            space, active or (), shared=plan.mask.initial == "same", seed=plan.settings.seed
+        ) if draws else lambda _: full_mask  # fmt: skip
+        named = [*self._network.parameters(), *running_statistics(self._network).values()]
+        first_weights = torch.cat([tensor.detach().reshape(-1) for tensor in named])
+        first: ClientState = plan.method.first_state(client, Origin(first_weights, initial, full_mask))
+        if not self._visits(client):
+            return first
+        if set(first) != {MASK}:
+            raise self._kept_by_clients(f"method={plan.names['method']}")
+        if _starts_from_memory(plan.mask):
+            raise self._kept_by_clients(f"mask={plan.names['mask']}")
+        with _opened(self._folder / "masks.safetensors") as file:
+            return ClientState(mask=PackedMask(file.get_tensor(str(client)), space.total))
+
+    def _kept_by_clients(self, what: str) -> UserError:
+        others = [kind for kind in self._plan.method.kinds if kind != "personal"]
+        return UserError(
+            f"{what} makes personal models of what clients keep beside their masks, which a run's folder does not "
+            f"hold: export model={' or '.join(others)}."
+        )
+
+    def _visits(self, client: int) -> int:
+        table, arrays = (self._folder / f"clients.{kind}" for kind in ("csv", "safetensors"))
+        if arrays.is_file():
+            with _opened(arrays) as file:
+                return int(file.get_tensor("visits")[client])
+        with table.open(newline="") as rows:
+            return next(int(row["visits"]) for row in csv.DictReader(rows) if int(row["client"]) == client)
+
+    def _built(self, weights: torch.Tensor, active: tuple[int, ...]) -> ClientModel:
+        """The network with these weights [total], in float32."""
+        plan, source, space = self._plan, self._plan.dataset, self._space
+        network = self._network.float()
+        targets = {**dict(network.named_parameters()), **running_statistics(network)}
+        with torch.no_grad():
+            for name, tensor in space.items(weights):
+                targets[name].copy_(tensor)
+        parts = OrderedDict(normalise=Normalise(source.mean, source.std), network=network)
+        module = nn.Sequential(parts).eval().requires_grad_(False)
+        _, arguments = model_call(plan, source.channels, source.image_size, source.classes)
+        return ClientModel(
+            module=module,
+            space=space,
+            active=active,
+            make=plan.resolved["model"]["_target_"],
+            arguments=arguments,
+            batchnorm=plan.resolved["model"].get("batchnorm"),
+            image_shape=self._shape,
+            classes=source.classes,
+            class_names=_class_names(self._folder),
+            mean=list(source.mean),
+            std=list(source.std),
+        )
+
+
+def _starts_from_memory(searcher: MaskSearcher | None) -> bool:
+    """Whether a searcher remembers something of a client, and makes its model of it."""
+    if searcher is None:
+        return False
+    kind = type(searcher)
+    return kind.remember is not MaskSearcher.remember and kind.start is not MaskSearcher.start
+
+
+def _config(folder: Path) -> DictConfig:
+    """The config of a run, without what a model does not need: its data's place, and what followed the run."""
+    file = folder / "config.yaml"
+    try:
+        config = OmegaConf.load(file)
+        assert isinstance(config, DictConfig)
+        config.loggers = {}
+        if "path" in config.dataset:
+            config.dataset.path = None
+    except (OSError, ValueError, AssertionError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{file} cannot be read ({brief(error)}): put it back as it was.") from error
+    return config
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    try:
+        with (folder / "partition.json").open() as file:
+            head = file.readline().rstrip()  # its first line, before lists of rows
+        return tuple(json.loads(head.removesuffix('"train_rows": [').rstrip(", ") + "}").get("classes", ()))
+    except (OSError, ValueError):
+        return ()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A file of tensors. Raises `UserError` where it cannot be read, or lacks what is asked for."""
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{path} does not hold what the run must have left there ({brief(error)})."
+        ) from error
