@@ -10,7 +10,9 @@ from torch import nn
 
 from fedspa.client_state import ClientState
 from fedspa.masks.packed import PackedMask
+from fedspa.masks.rigl import GROWN, RigL
 from fedspa.methods.base import Visit
+from fedspa.methods.fedspa import MEMORY, FedSpa
 from fedspa.records import Costs
 from fedspa.rounds.theory import TheoremCurves, distance
 from fedspa.rounds.visitor import Call
@@ -87,6 +89,39 @@ def test_the_curves_of_one_round() -> None:
         return float(numerator / (here - there).square().sum())
 
     assert row.p == pytest.approx(max(ratio(before * weights), ratio(local)), rel=1e-12)
+
+
+def test_p_of_a_searcher_that_grows_from_zero_is_taken_where_training_began() -> None:
+    """RigL's grown coordinates start at 0, so that mask * w_t is a point that no visit sees; a state saved and taken up
+    again gives the same."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False))
+    runner = engine(network, PIXELS, TrainingSettings(batch_size=9))
+    weights, local = vector(0), vector(1)
+    before = mask(2)
+    grown = before * (torch.arange(TOTAL) % 2)
+    state = ClientState({MEMORY + GROWN: PackedMask.pack(grown)}, mask=PackedMask.pack(before))
+    method, searcher = FedSpa(name="fedspa"), RigL(name="rigl")
+
+    def curves() -> TheoremCurves:
+        return TheoremCurves(1, 2, TOTAL, torch.float64, lambda w, own: method.personal(w, own, searcher))
+
+    first, again, final = curves(), curves(), [mask(4), mask(5)]
+    call = Call(round=0, client=1, first_visit=False, state=state)
+    first.remember(call, weights, visit(local, mask(3)))
+    again.load_state_dict(first.state_dict())
+    reference = gradient(final[1] * weights, ROWS[1])
+
+    def ratio(point: torch.Tensor) -> float:
+        here = gradient(point, ROWS[1])
+        numerator = (before * here - final[1] * reference).square().sum()
+        return float(numerator / (here - reference).square().sum())
+
+    start = before * (1 - grown) * weights
+    wanted, wrong = (max(ratio(point), ratio(local)) for point in (start, before * weights))
+    assert wanted != pytest.approx(wrong, rel=1e-3)
+    for one in (first, again):
+        (row,) = one.rows(runner, ROWS, [PackedMask.pack(own) for own in final].__getitem__, range(2))
+        assert row.p == pytest.approx(wanted, rel=1e-12)
 
 
 def test_p_is_unknown_where_the_gradient_never_moves() -> None:

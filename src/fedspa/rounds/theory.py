@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedspa.client_state import ClientState
 from fedspa.engines.base import Engine
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Visit
@@ -25,12 +26,14 @@ from fedspa.saved import Saved
 
 @dataclass(frozen=True)
 class _Visited:
-    """A visit as remembered: its client, the mask before and after, and the weights it ended with."""
+    """A visit as remembered: its client, the mask before and after, and the weights it ended with and began with."""
 
     client: int
     mask: PackedMask
     next_mask: PackedMask
     local: torch.Tensor
+    start: torch.Tensor | None
+    """None where it is mask * w_t, which needs no memory of its own."""
 
 
 @dataclass
@@ -44,13 +47,22 @@ class _Moment:
 class TheoremCurves:
     """Remembers every n-th round of a run with masks, and turns what it remembers into curves."""
 
-    def __init__(self, every: int, clients: int, total: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        every: int,
+        clients: int,
+        total: int,
+        dtype: torch.dtype,
+        start: Callable[[torch.Tensor, ClientState], torch.Tensor] | None = None,
+    ) -> None:
         """
         Args:
             every: rounds between two that are remembered, each at the price in memory of the global weights and of
                 the local weights of all its participants.
             clients: how many there are; `total` and `dtype` are those of the flat weights.
+            start: gives the point [total] from which a client in a state trains, given w_t; None: its mask * w_t.
         """
+        self._start = start
         self._every, self._clients, self._total, self._dtype = every, clients, total, dtype
         self._moments: dict[int, _Moment] = {}
 
@@ -59,7 +71,7 @@ class TheoremCurves:
             "moments": {
                 t: {
                     "weights": moment.weights,
-                    "visits": [[v.client, v.mask, v.next_mask, v.local] for v in moment.visits],
+                    "visits": [[v.client, v.mask, v.next_mask, v.local, v.start] for v in moment.visits],
                 }
                 for t, moment in self._moments.items()
             }
@@ -77,8 +89,11 @@ class TheoremCurves:
                 mask.mask(self._total),
                 next_mask.mask(self._total),
                 local.tensor(self._dtype, [self._total]),
+                start.tensor(self._dtype, [self._total]) if start.optional() else None,
             )
-            for client, mask, next_mask, local in (visit.sequence(4) for visit in moment["visits"].sequence())
+            for client, mask, next_mask, local, start in (
+                visit.sequence(5) for visit in moment["visits"].sequence()
+            )
         ]
         return _Moment(moment["weights"].tensor(self._dtype, [self._total]), visits)
 
@@ -87,11 +102,16 @@ class TheoremCurves:
         if call.round % self._every:
             return
         moment = self._moments.setdefault(call.round, _Moment(weights.cpu()))
-        mask, next_mask = at_hand(call.state).mask, visit.state.mask
+        state = at_hand(call.state)
+        mask, next_mask = state.mask, visit.state.mask
         assert mask is not None and next_mask is not None and visit.local is not None
         if visit.holds is not None and (trained := PackedMask.pack(visit.holds)) != mask:
-            mask = trained  # found at the beginning of this very visit
-        moment.visits.append(_Visited(call.client, mask, next_mask, visit.local.cpu()))
+            mask, state = trained, visit.state  # found at the beginning of this very visit
+        start = self._start and self._start(weights, state)
+        if start is not None and torch.equal(start, mask.unpack(like=weights) * weights):
+            start = None
+        kept = start if start is None else start.cpu()
+        moment.visits.append(_Visited(call.client, mask, next_mask, visit.local.cpu(), kept))
 
     def rows(
         self,
@@ -156,7 +176,8 @@ class _End:
     ) -> Iterator[float]:
         """p_t of the first and the last point of a visit; at the very point of reference it says nothing."""
         mask = visit.mask.unpack(like=weights)
-        for point in (mask * weights, visit.local.to(weights)):
+        start = mask * weights if visit.start is None else visit.start.to(weights)
+        for point in (start, visit.local.to(weights)):
             gradient = self._gradient(visit.client, point)
             moved = (gradient - reference).square().sum()
             if moved > 0:

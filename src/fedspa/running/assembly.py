@@ -126,8 +126,12 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
         evaluators.append(evaluator(train_pixels, rows.val, VALIDATION))
 
     layout = (settings.federation.clients, space.total, plan.hardware.dtype)
+    personal = plan.method.personal
     local_models = LocalModels(*layout) if settings.save.local else None
-    curves = TheoremCurves(settings.theory.every, *layout) if settings.theory.every else None
+    curves = None
+    if settings.theory.every:
+        # A personal model is where its client's training starts.
+        curves = TheoremCurves(settings.theory.every, *layout, lambda w, state: personal(w, state, plan.mask))
 
     def on_visit(call: Call, weights: torch.Tensor, visit: Visit) -> None:
         for keeper in (local_models, curves):
