@@ -233,7 +233,15 @@ def test_the_hash_ignores_what_does_not_change_results(plan):
 
 
 @pytest.mark.parametrize(
-    "override", ["seed=1", "sparsity=0.4", "training.lr=0.2", "partition.gamma=0.9", "mask=rsm"]
+    "override",
+    [
+        "seed=1",
+        "sparsity=0.4",
+        "training.lr=0.2",
+        "partition.gamma=0.9",
+        "mask=rsm",
+        "hardware.precision=bf16-mixed",
+    ],
 )
 def test_the_hash_sees_what_changes_results(plan, override):
     assert plan(override).config_hash != plan().config_hash

@@ -49,7 +49,7 @@ class Run:
         )
         info = describe(plan, self.federation, folder)
         parts = {"federation": self.federation, "history": self.history, "trackers": self.trackers}
-        self.state = RunState(plan.resolved, info.partition_hash, parts)
+        self.state = RunState(plan.resolved, info.data_hash, info.partition_hash, parts)
         rounds = self.federation.loop.rounds()
         for _ in range(2):
             record = next(rounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,15 @@ def test_options_are_named_as_one_types_them(tmp_path: Path) -> None:
     assert [setting.split for setting in study.settings] == [
         "Dirichlet 0.3 federation.clients=10", "Dirichlet 0.3 federation.clients=20",
     ]  # fmt: skip
+
+
+def test_runs_of_other_precision_are_rows_of_their_own(tmp_path: Path) -> None:
+    for seed, precision in enumerate(("32-true", "32-true", "bf16-mixed")):
+        make_run(tmp_path / str(seed), {"local": [1]}, seed=seed, hardware={"precision": precision})
+    labels = [row.label for row in study_of(tmp_path).rows]
+    assert labels == [f"FedSpa (DST) hardware.precision={name}" for name in ("32-true", "bf16-mixed")]
+    shutil.rmtree(tmp_path / "2")
+    assert [row.label for row in study_of(tmp_path).rows] == ["FedSpa (DST)"]
 
 
 def test_a_repeated_run_is_left_out_and_an_unknown_method_keeps_its_name(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_files import OF_FILES, write_data
 from kill_points import POINTS, count, run_until
 
 from fedspa.config import Plan
@@ -19,7 +20,7 @@ from fedspa.errors import UserError
 from fedspa.running.experiment import run
 from fedspa.saving.archive import read
 from fedspa.saving.checkpoint import checkpoint_files
-from fedspa.saving.resuming import occupied
+from fedspa.saving.resuming import occupied, place
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = (
@@ -42,6 +43,7 @@ TINY = (
     "resume=auto",
 )
 ONE, TWO = "hardware.workers=1", "hardware.workers=2"
+FILES = (*OF_FILES, *TINY[TINY.index("federation.clients=5") :], "partition=iid", ONE)
 RUNS: dict[str, tuple[str, ...]] = {
     "fedspa+dst": (ONE, "mask.initial=different", "checkpoint.every=1", "save.local=true", "theory.every=1"),
     "fedspa+dst, on the wire, two workers": (TWO, "federation.wire=fp32", "checkpoint.every=2"),
@@ -276,14 +278,52 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_differs(
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_other_data_is_refused(
+def test_other_data_is_refused(plan: Callable[..., Plan], tmp_path: Path) -> None:
+    """With clients of the same rows: `iid` deals them without a look at the labels."""
+    write_data(tmp_path / "data", 0)
+    tiny = plan(*FILES, f"dataset.path={tmp_path}/data")
+    run_until(tiny, tmp_path / "run", "merge", 2)
+    write_data(tmp_path / "data", 1)
+    with pytest.raises(
+        UserError, match=r"other images or labels \(data hash \w+ there, \w+ here\): dataset.path"
+    ):
+        run(tiny, tmp_path / "run")
+    write_data(tmp_path / "moved", 0)
+    assert run(plan(*FILES, f"dataset.path={tmp_path}/moved"), tmp_path / "run")["rounds"] == 4
+
+
+def test_a_finished_run_on_other_data_is_not_this_one(
     plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny = plan(*TINY, ONE)
-    run_until(tiny, tmp_path, "merge", 2)
-    monkeypatch.setattr("fedspa.running.experiment.partition_hash", lambda rows: "another")
-    with pytest.raises(UserError, match="clients hold other images .*dataset.path must have the data"):
-        run(tiny, tmp_path)
+    monkeypatch.setattr("fedspa.saving.resuming.project_root", lambda: tmp_path)
+    folder = tmp_path / "outputs" / "day" / "hour"
+    write_data(tmp_path / "data", 0)
+    tiny = plan(*FILES, f"dataset.path={tmp_path}/data")
+    run(tiny, folder)
+    with monkeypatch.context() as unread:
+        unread.setattr(type(tiny.dataset), "load", None)
+        assert place(tiny, folder, given=True) == (folder, True)
+    os.utime(tmp_path / "data" / "train-labels-idx1-ubyte")  # the same labels, written again
+    assert place(tiny, folder, given=True) == (folder, True)
+    write_data(tmp_path / "moved", 0)
+    moved = plan(*FILES, f"dataset.path={tmp_path}/moved")
+    assert place(moved, tmp_path / "new", given=False) == (folder, True)
+
+    write_data(tmp_path / "data", 1)
+    with pytest.raises(UserError, match="finished run on other images or labels than dataset=mnist has now"):
+        place(tiny, folder, given=True)
+    assert place(tiny, tmp_path / "new", given=False) == (tmp_path / "new", False)
+
+
+def test_auto_passes_over_what_would_be_refused(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedspa.saving.resuming.project_root", lambda: tmp_path)
+    folder = tmp_path / "outputs" / "day" / "hour"
+    run_until(plan(*TINY, ONE), folder, "merge", 2)
+    assert place(plan(*TINY, TWO, "name=another"), tmp_path / "new", given=False) == (folder, False)
+    for other in ("save.local=true", "theory.every=1", "hardware.precision=64-true"):
+        assert place(plan(*TINY, ONE, other), tmp_path / "new", given=False) == (tmp_path / "new", False)
 
 
 def test_two_runs_in_one_folder_are_refused(plan: Callable[..., Plan], tmp_path: Path) -> None:

@@ -25,18 +25,27 @@ CONFIG = {field.name: {} for field in fields(Config)} | {
     "hardware": {"precision": "32-true"},
 }
 PARTS = {"curve": {"points": [1]}}
-WHOLE = {"config": CONFIG, "partition_hash": "p", "seconds": 1.0, "best": None, "round": 3, "parts": PARTS}
+WHOLE = {
+    "config": CONFIG,
+    "data_hash": "d",
+    "partition_hash": "p",
+    "seconds": 1.0,
+    "best": None,
+    "round": 3,
+    "parts": PARTS,
+}
 
 
 def test_a_whole_state_is_taken() -> None:
     part = Curve()
-    RunState(CONFIG, "p", {"curve": part}).load(WHOLE)
+    RunState(CONFIG, "d", "p", {"curve": part}).load(WHOLE)
     assert part.first == 1
 
 
 @pytest.mark.parametrize(
     "nonsense",
     [
+        {"data_hash": None},
         {"partition_hash": None},
         {"parts": 5},
         {"parts": {}},
@@ -49,4 +58,4 @@ def test_a_whole_file_of_something_else_is_told_in_a_sentence(nonsense: dict[str
     if nonsense.get("seconds") is ...:
         del state["seconds"]
     with pytest.raises(UserError, match=r"checkpoint"):
-        RunState(CONFIG, "p", {"curve": Curve()}).load(state)
+        RunState(CONFIG, "d", "p", {"curve": Curve()}).load(state)

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from data_files import OF_FILES, write_data
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
@@ -20,6 +21,7 @@ from fedspa.costing.cost_report import CostReport
 from fedspa.engines.stacked import StackedEngine
 from fedspa.errors import UserError
 from fedspa.rounds.sampling import sample_clients
+from fedspa.saving.data_there import file_marks
 from fedspa.sweeping.studies import Study, study
 from fedspa.sweeping.sweep import JobFailed, only_one
 from fedspa.tracking.mlflow_page import NOTE, PARENT
@@ -168,6 +170,7 @@ def test_the_command_line_replaces_all_rows():
         (["training.lr=0.01", "method=fedspa"], "sparsity,method=fedspa,training.lr=0.01"),
         (["method=fedspa", "training.lr=0.01"], "sparsity,method=fedspa,training.lr=0.01"),
         (["save.local=true"], "sparsity,save.local=True"),
+        (["hardware=cpu", "hardware.precision=bf16-mixed"], "sparsity,hardware.precision=bf16-mixed"),
         (["training.lr=0.1,0.01"], "sparsity"),
         (["dataset.hub=org/name"], "sparsity,dataset.hub=org%2Fname"),
     ],
@@ -234,6 +237,27 @@ def test_a_finished_run_of_another_config_is_kept(sweep, tmp_path):
     assert sweep(finish, "seed=0,1") == 0
     assert "older" not in (folder / "summary.json").read_text()
     assert "older" in (folder.parent / "set_aside" / "seed=0-1" / "summary.json").read_text()
+
+
+def test_a_finished_run_of_other_numbers_or_data_is_none_of_this_sweep(sweep, tmp_path):
+    data, ran = write_data(tmp_path / "data", 0), []
+    words = (*OF_FILES, f"dataset.path={data}", "seed=0,1")
+
+    def task(plan, folder):
+        ran.append(plan.settings.seed)
+        finish(plan, folder)
+        told = {"data_files": file_marks(str(data)), "data_hash": plan.dataset.load().hash}
+        (folder / "summary.json").write_text(json.dumps({"config_hash": plan.config_hash, **told}))
+
+    assert sweep(task, *words) == 0
+    assert sweep(never, *words) == 0
+    os.utime(data / "train-labels-idx1-ubyte")  # the same labels, written again
+    assert sweep(never, *words) == 0
+    write_data(data, 1)
+    assert sweep(task, *words) == 0
+    assert sweep(task, *words, "hardware.precision=64-true") == 0
+    assert ran == [0, 1] * 3
+    assert sorted(path.name for path in tmp_path.glob("*/set_aside/*")) == ["seed=0-1", "seed=1-1"]
 
 
 def test_a_broken_summary_is_no_finished_run(sweep, tmp_path):

@@ -246,7 +246,8 @@ def _check_model(model: dict[str, Any]) -> None:
 def config_hash(resolved: dict[str, Any]) -> str:
     """SHA-256 (16 hex digits) of everything that decides a run's results.
 
-    Left out: the run's name, where data lies, what computes, and what is logged or kept.
+    Left out: the run's name, where data lies and what it holds, what computes, and what is logged or kept.
+    Of what computes only the type of its numbers counts.
     """
     content = _decisive(resolved)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -257,13 +258,14 @@ def _decisive(resolved: dict[str, Any]) -> dict[str, Any]:
     content = {f.name: resolved[f.name] for f in fields(Config) if f.name not in left_out}
     for group in ("dataset", "partition"):
         content[group] = {key: value for key, value in resolved[group].items() if key != "path"}
+    content["hardware"] = {"precision": resolved["hardware"]["precision"]}
     return content
 
 
 def what_differs(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Why a run with the resolved config `now` cannot go on where one with `before` stopped: "seed (0 there, 1 here)".
 
-    Beside what decides results: what a run gathers from its first round on, and the type of its numbers.
+    Beside what decides results: what a run gathers from its first round on.
     """
 
     def flat(node: Any, name: str) -> dict[str, Any]:
@@ -277,9 +279,7 @@ def what_differs(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
     def compared(config: dict[str, Any]) -> dict[str, Any]:
         gathered = {"save": {"local": config["save"]["local"]}, "theory": config["theory"]}
-        return flat(
-            {**_decisive(config), **gathered, "hardware": {"precision": config["hardware"]["precision"]}}, ""
-        )
+        return flat({**_decisive(config), **gathered}, "")
 
     try:
         one, other = compared(before), compared(now)

@@ -173,6 +173,8 @@ class RunInfo:
     """In the order of the labels, where the data set has names for them."""
     data_hash: str = ""
     """Of all images and labels; "" of images that are made on demand."""
+    data_files: str = ""
+    """What the file system says of the files behind dataset.path: while that is the same, so is `data_hash`."""
     remarks: tuple[str, ...] = ()
     """What a user should be told of the data, a sentence each."""
     many: bool = False

@@ -51,7 +51,8 @@ NO_RESULT = (
     ),
     "dataset.path",
 )
-"""Settings that may differ between the runs of a cell: they change no training."""
+"""Settings that may differ between the runs of a cell: they change no training, but for `PRECISION`."""
+PRECISION = "hardware.precision"
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ def _varied(groups: Iterable[list[Run]], belongs: Callable[[str], bool]) -> list
     """
     groups = list(groups)
     names = {key for group in groups for run in group for key in run.settings}
-    deciding = [key for key in names if belongs(key) and not _in(key, NO_RESULT)]
+    deciding = [key for key in names if belongs(key) and (key == PRECISION or not _in(key, NO_RESULT))]
     varied = [
         key for key in deciding if any(len({run.settings.get(key) for run in group}) > 1 for group in groups)
     ]

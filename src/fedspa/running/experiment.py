@@ -25,6 +25,7 @@ from fedspa.running.out_of_memory import tells_of_memory
 from fedspa.running.shared_file import on_every_rank
 from fedspa.saving.archive import read
 from fedspa.saving.checkpoint import Checkpoints
+from fedspa.saving.data_there import file_marks
 from fedspa.saving.resuming import CHECKPOINTS, occupied
 from fedspa.saving.run_state import Part, RunState
 from fedspa.tracking.client_table import LastMasks, client_arrays, client_rows
@@ -79,7 +80,7 @@ class _Run:
             "history": self._history,
             "trackers": self._trackers,
         }
-        self._state = RunState(plan.resolved, info.partition_hash, parts)
+        self._state = RunState(plan.resolved, info.data_hash, info.partition_hash, parts)
         self._go_on()
         self._info = replace(info, completed=self._state.round)
 
@@ -195,7 +196,8 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
         test_rows=federation.rows.test,
         client_names=federation.rows.names,
         class_names=federation.data.class_names,
-        data_hash="" if many else federation.data.hash,
+        data_hash=federation.data.hash,
+        data_files=file_marks(plan.resolved["dataset"].get("path")),
         remarks=(
             *plan.dataset.remarks,
             *(_unused(held, len(images)) if isinstance(images, ImageSet) else ()),

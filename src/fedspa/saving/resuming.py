@@ -18,6 +18,7 @@ from yaml import YAMLError
 from fedspa.config import Plan, what_differs
 from fedspa.errors import UserError, brief
 from fedspa.paths import project_root
+from fedspa.saving.data_there import DataThere
 
 AUTO = "auto"
 CHECKPOINTS = "checkpoints"
@@ -45,13 +46,13 @@ def place(plan: Plan, folder: Path, *, given: bool) -> Place:
         folder: where the run would begin anew.
         given: whether the user (or a sweep) chose that folder, so that resume=auto looks nowhere else.
 
-    Raises `UserError` where the folder holds a run with other settings.
+    Raises `UserError` where the folder holds a run with other settings, or a finished one on other data.
     """
     resume = plan.settings.resume
     if resume is None:
         return Place(folder)
     if resume == AUTO:
-        found = folder if given else _newest(plan.config_hash) or folder
+        found = folder if given else _newest(plan) or folder
         if config_hash_in(found) is None:
             return Place(folder)
     else:
@@ -61,7 +62,13 @@ def place(plan: Plan, folder: Path, *, given: bool) -> Place:
                 f"resume={resume} holds no run: name the folder of one (it has a config.yaml), or auto."
             )
     refuse_other_settings(_config_in(found), plan.resolved, str(found))
-    return Place(found, is_finished(found, plan.config_hash))
+    finished = is_finished(found, plan.config_hash)
+    if finished and not DataThere().same(found, plan):
+        raise UserError(
+            f"{found} holds a finished run on other images or labels than dataset={plan.names['dataset']} has now: "
+            "begin a new run in another folder."
+        )
+    return Place(found, finished)
 
 
 def refuse_other_settings(theirs: object, ours: dict[str, Any], where: str) -> None:
@@ -74,7 +81,7 @@ def refuse_other_settings(theirs: object, ours: dict[str, Any], where: str) -> N
 
 
 def is_finished(folder: Path, config_hash: str) -> bool:
-    """Whether a folder holds the finished run of just this config."""
+    """Whether a folder holds the finished run of just this config, on whatever data: see `DataThere`."""
     try:
         summary = json.loads((folder / "summary.json").read_text())
     except (OSError, ValueError):
@@ -110,11 +117,20 @@ def _config_in(folder: Path) -> object:
         ) from error
 
 
-def _newest(config_hash: str) -> Path | None:
-    """The newest run with this config under outputs/, where runs go unless told otherwise."""
+def _newest(plan: Plan) -> Path | None:
+    """The newest run under outputs/, where runs go unless told otherwise, that is this plan's and can go on.
+
+    Passed over: runs that would be refused by what they gather, and finished ones on other data.
+    """
+    there = DataThere()
     begun = {path.parent: path.stat().st_mtime_ns for path in project_root().glob("outputs/*/*/config.yaml")}
     for folder in sorted(begun, key=lambda folder: (begun[folder], folder), reverse=True):
-        if config_hash_in(folder) == config_hash:
+        if config_hash_in(folder) != plan.config_hash:
+            continue
+        config = _config_in(folder)
+        if not isinstance(config, dict) or what_differs(config, plan.resolved):
+            continue
+        if not is_finished(folder, plan.config_hash) or there.same(folder, plan):
             return folder
     return None
 

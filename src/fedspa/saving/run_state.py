@@ -29,9 +29,12 @@ class RunState:
     while its trackers write, leaves the round before.
     """
 
-    def __init__(self, config: dict[str, Any], partition_hash: str, parts: Mapping[str, Part]) -> None:
-        """`config`, resolved, and `partition_hash` tell what run it is."""
-        self._config, self._partition_hash, self._parts = config, partition_hash, dict(parts)
+    def __init__(
+        self, config: dict[str, Any], data_hash: str, partition_hash: str, parts: Mapping[str, Part]
+    ) -> None:
+        """`config`, resolved, and the two hashes tell what run it is; `data_hash` is "" of images made on demand."""
+        self._config, self._parts = config, dict(parts)
+        self._data_hash, self._partition_hash = data_hash, partition_hash
         self._begin, self._earlier = time.perf_counter(), 0.0
         self._state: dict[str, Any] = {}
         self._best: float | None = None
@@ -68,12 +71,23 @@ class RunState:
             ) from error
 
     def _load(self, saved: Saved) -> None:
-        config, theirs = saved["config"].plain(), saved["partition_hash"].text()
+        config, data, rows = (
+            saved["config"].plain(),
+            saved["data_hash"].text(),
+            saved["partition_hash"].text(),
+        )
         refuse_other_settings(config, self._config, "The checkpoint")
-        if theirs != (ours := self._partition_hash):
+        if data != self._data_hash:
             raise UserError(
-                f"The checkpoint's clients hold other images (partition hash {theirs} there, {ours} here): "
-                "dataset.path must have the data that the run began with."
+                "The checkpoint is of a run on other images or labels (data hash "
+                f"{data or 'none'} there, {self._data_hash or 'none'} here): dataset.path must have the data that the "
+                "run began with."
+            )
+        if rows != self._partition_hash:
+            raise UserError(
+                f"The checkpoint's clients hold other rows of the data (partition hash {rows} there, "
+                f"{self._partition_hash} here), though the settings and the data are the same: another version of "
+                "fedspa drew them, so begin a new run in another folder."
             )
         round, seconds = saved["round"].integer(), saved["seconds"].number(0)
         best = saved["best"].number() if saved["best"].optional() else None
@@ -89,6 +103,7 @@ class RunState:
         self._round, self._score = round, _selection_score(record) if record else None
         self._state = {
             "config": self._config,
+            "data_hash": self._data_hash,
             "partition_hash": self._partition_hash,
             "round": round,
             "seconds": self.seconds,

@@ -33,7 +33,8 @@ NEUTRAL = (
     "checkpoint",
     "resume",
 )
-"""Settings that change neither a run's results nor what it leaves in its folder."""
+"""Settings that change neither a run's results nor what it leaves in its folder, but for `PRECISION`."""
+PRECISION = "hardware.precision"
 SINGLE = "single"
 """The name of a job that varies nothing."""
 LONGEST_NAME = 200
@@ -98,7 +99,7 @@ def study(
     variant = [
         text
         for key, override in told.items()
-        if key not in varied and key not in NEUTRAL and key.partition(".")[0] not in NEUTRAL
+        if key not in varied and not _neutral(key)
         for text in _choices(override)
     ]
     base = told["sweep"].value() if "sweep" in told else "+".join(sorted(varied)) or SINGLE
@@ -106,6 +107,10 @@ def study(
         name=file_name([str(base), *sorted(variant)]),
         jobs=tuple(Job(_job_name(combination, varied), combination) for combination in combinations),
     )
+
+
+def _neutral(key: str) -> bool:
+    return key != PRECISION and (key in NEUTRAL or key.partition(".")[0] in NEUTRAL)
 
 
 def _by_key(overrides: Iterable[Override]) -> dict[str, Override]:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from fedspa.config import Plan, check
 from fedspa.errors import UserError, brief
 from fedspa.paths import SET_ASIDE
+from fedspa.saving.data_there import DataThere
 from fedspa.saving.resuming import AUTO, config_hash_in, has_checkpoint, is_finished
 from fedspa.sweeping.launchers import CONSOLE, Launching, watched
 from fedspa.sweeping.studies import Study
@@ -53,7 +54,7 @@ class PlannedJob:
 
     @property
     def finished(self) -> bool:
-        """Whether its folder holds the finished run of just this config."""
+        """Whether its folder holds the finished run of just this config, on whatever data."""
         return isinstance(self.plan, Plan) and is_finished(self.folder, self.plan.config_hash)
 
     @property
@@ -106,15 +107,26 @@ def _list(jobs: Sequence[PlannedJob]) -> int:
 
     plans = {job.name: job.plan for job in jobs if isinstance(job.plan, Plan)}
     if plans:
-        print(listing(plans, finished=[job.name for job in jobs if job.finished]))
+        print(listing(plans, finished=[job.name for job in _finished(jobs)]))
     return _conclude(
         {job.name: JobFailed(2, str(job.plan)) for job in jobs if job.name not in plans}, len(jobs)
     )
 
 
+def _finished(jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
+    """The jobs that need not run: finished, on the data that there is now."""
+    there = DataThere()
+    return [
+        job
+        for job in jobs
+        if isinstance(job.plan, Plan) and job.finished and there.same(job.folder, job.plan)
+    ]
+
+
 def _run(name: str, jobs: Sequence[PlannedJob], launch: Launch, launcher: Mapping[str, Any]) -> int:
     """Run what is not finished."""
-    todo = [job for job in jobs if not job.finished]
+    done = _finished(jobs)
+    todo = [job for job in jobs if job not in done]
     if len(todo) < len(jobs):
         print(f"{len(jobs) - len(todo)} of them are finished already.", flush=True)
     if half_done := sum(job.resumable for job in todo):

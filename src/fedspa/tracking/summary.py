@@ -156,5 +156,7 @@ class History:
             "samples_per_s": self._samples / self._seconds["total"],
             "config_hash": info.config_hash,
             "partition_hash": info.partition_hash,
+            "data_hash": info.data_hash,
+            "data_files": info.data_files,
             "version": info.version,
         }
