@@ -32,6 +32,8 @@ def choose(group: str, option: str) -> list[str]:
             "test_size=9",
             "mean=[0.5]",
             "std=[0.5]",
+            "test_split=test",
+            *({"hub": [f"revision={'0' * 40}", "subset=default"], "folder": ["fingerprint=beef"]}[option]),
         ]
         return [f"dataset={option}", f"dataset.name={option}", *(f"dataset.{fact}" for fact in facts)]
     needs = (
