@@ -24,10 +24,11 @@ from fedspa.masks.packed import PackedMask
 from fedspa.masks.rsm import RSM
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedspa import FedSpa
-from fedspa.rounds.client_states import ClientStates
+from fedspa.rounds.client_states import ClientStates, saved_states
 from fedspa.rounds.sampling import sample_clients, sample_tested
 from fedspa.running.assembly import build
 from fedspa.running.experiment import run
+from fedspa.saved import Saved
 from fedspa.tracking.tensor_file import save_tensors
 
 AUGMENTATION = Augmentation(crop_padding=2, flip=True, cutout=3)
@@ -152,6 +153,22 @@ def test_memory_is_bounded_and_shared_states_count_once():
     states[53] = weights(shared) | {"extra": torch.ones(1, 0), "mask": PackedMask.pack(torch.ones(200))}
     assert states.in_file == 2  # the rest of its record stays in memory
     assert states[53]["weights"] is shared and states[53].density == 1 and states[53]["extra"].shape == (1, 0)
+
+
+def test_what_clients_share_lies_once_in_the_file():
+    shared, states = torch.zeros(10), ClientStates(0)
+    mask = PackedMask.pack(torch.ones(80))
+    for client in range(5):
+        states[client] = weights(shared) | {"mask": mask}
+    assert states.in_file == 5 and states._file._end == 50
+    assert len({id(item) for client in states for item in states.held(client).values()}) == 2
+    states[0] = NOTHING
+    states[5] = weights(torch.zeros(10))
+    assert states._file._end == 90 and states[4] == weights(shared) | {"mask": mask}
+    del shared, mask
+    assert len(states._file._stored) == 0
+    again = saved_states(Saved({"first": {}, "clients": states.at_rest()}, "it"), NOTHING, torch.zeros(80), 0)
+    assert again._file._end == 90 and again[4] == states[4]
 
 
 def test_places_in_the_file_are_used_again_when_no_copy_needs_them():

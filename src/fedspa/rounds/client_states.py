@@ -7,7 +7,9 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeAlias
+from weakref import ref
 
 import torch
 
@@ -19,7 +21,8 @@ from fedspa.saved import Saved
 class ClientStates(MutableMapping[int, ClientState]):
     """Remembers states by client. What it holds is replaced, never written into.
 
-    An item that several clients share, such as a common first mask, is held once, and always in memory.
+    An item that several clients are given, such as a common first mask, is held once, in memory or in the file, and
+    whoever shares it can be told by what `held` gives.
     """
 
     def __init__(self, memory: float = float("inf")) -> None:
@@ -75,7 +78,10 @@ class ClientStates(MutableMapping[int, ClientState]):
         )
 
     def _placed(self, item: Item) -> Item | Stored:
-        """The item in memory, where there is room for it or it is there already; else in the file."""
+        """The item in the file, where it is there already; in memory, where there is room or it is there; else in the
+        file."""
+        if there := self._file.place_of(item):
+            return there
         size = _tensor(item).nbytes
         known = self._sharers.get(id(item), 0)
         if not known and self._held + size > self._memory:
@@ -116,8 +122,23 @@ class _StateFile:
         self._number: int | None = None
         self._end = 0
         self._free: dict[int, list[int]] = {}
+        self._stored: dict[int, tuple[ref[Item], ref[Stored]]] = {}
+        """By the id of an item that still lives: where it lies."""
 
     def store(self, item: Item) -> Stored:
+        there = self._written(item)
+        self._stored[id(item)] = ref(item, partial(self._forget, id(item))), ref(there)
+        return there
+
+    def _forget(self, key: int, _: object) -> None:
+        self._stored.pop(key, None)
+
+    def place_of(self, item: Item) -> Stored | None:
+        """Where this very item lies already."""
+        known = self._stored.get(id(item))
+        return known[1]() if known and known[0]() is item else None
+
+    def _written(self, item: Item) -> Stored:
         tensor = _tensor(item)
         if self._number is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 (open for as long as this object is)
