@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from fedspa.cli import main
 from fedspa.errors import UserError
 from fedspa.sweeping import search
 from fedspa.sweeping.search import Search, Space, validation_score
+from fedspa.tracking.mlflow_sweep import Parent
 
 LR = "training.lr=tag(log,interval(0.01,1))"
 
@@ -100,7 +102,7 @@ class Runs:
         self.root, self.stop_at = root, stop_at
         self.names: list[str] = []
 
-    def __call__(self, study) -> int:
+    def __call__(self, study, parent) -> int:
         for job in study.jobs:
             self.names.append(job.name)
             if len(self.names) == self.stop_at:
@@ -121,7 +123,7 @@ def leave(folder: Path, score: float) -> None:
 
 
 def searched(root: Path, plan, runs: Runs, trials: int = 12, at_once: int = 1, seed: int = 0) -> int:
-    made = plan("dataset.val_fraction=0.2")
+    made = plan("logger=none", "dataset.val_fraction=0.2")
     return Search(trials, at_once, seed, None).run(space(LR), root, lambda overrides: made, runs)
 
 
@@ -156,14 +158,76 @@ def test_a_search_that_was_broken_off_goes_on_as_if_it_had_not_been(plan, tmp_pa
 def test_trials_drawn_together_run_as_one_study(plan, tmp_path):
     sizes = []
     runs = Runs(tmp_path)
-    searched(tmp_path, plan, lambda study: sizes.append(len(study.jobs)) or runs(study), trials=5, at_once=2)
+
+    def batch(study, parent) -> int:
+        sizes.append(len(study.jobs))
+        return runs(study, parent)
+
+    searched(tmp_path, plan, batch, trials=5, at_once=2)
     assert sizes == [2, 2, 1]
 
 
-def test_trials_drawn_together_may_be_the_same_job(plan, tmp_path, capsys):
-    made, batches = plan("dataset.val_fraction=0.2"), []
+def test_a_kill_while_a_batch_is_drawn_changes_no_draw(plan, tmp_path, monkeypatch):
+    """Two of four trials are in the journal; the batch is drawn to its end, and runs as the one it would have been."""
+    import optuna
 
-    def run_jobs(study) -> int:
+    whole, killed, after = Runs(tmp_path / "a"), Runs(tmp_path / "b"), Runs(tmp_path / "b")
+    searched(tmp_path / "a", plan, whole, trials=16, at_once=4)
+    add, added = optuna.Study.add_trial, []
+
+    def add_or_die(study, trial) -> None:
+        if trial.state == optuna.trial.TrialState.RUNNING:
+            if len(added) == 14:
+                raise KeyboardInterrupt
+            added.append(trial)
+        add(study, trial)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.Study, "add_trial", add_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            searched(tmp_path / "b", plan, killed, trials=16, at_once=4)
+    searched(tmp_path / "b", plan, after, trials=16, at_once=4)
+    assert (len(killed.names), len(after.names)) == (12, 4)
+    assert killed.names + after.names == whole.names
+
+
+def test_a_search_is_one_run_in_mlflow(plan, tmp_path, monkeypatch):
+    """It tells of all batches, of earlier starts too, and of a failure in any of them."""
+    opened = []
+
+    @contextmanager
+    def nested_in(sweep, loggers):
+        opened.append(Parent())
+        yield opened[-1]
+
+    monkeypatch.setattr(search, "nested_in", nested_in)
+    runs = Runs(tmp_path)
+
+    def run_jobs(study, parent) -> int:
+        if parent.failed == len(opened) - 1 == 0 and not runs.names:
+            runs.names.append("fails")
+            parent.failed += 1
+            parent.outcomes |= {job.name: "killed" for job in study.jobs}
+            return 1
+        return runs(study, parent)
+
+    assert searched(tmp_path, plan, run_jobs, trials=3) == 1
+    assert searched(tmp_path, plan, run_jobs, trials=5) == 0
+    first, second = opened
+    assert (first.failed, second.failed) == (1, 1)
+    assert [words.endswith("% on validation rows") for words in first.outcomes.values()] == [
+        False,
+        True,
+        True,
+    ]
+    assert list(second.outcomes.values())[0] == "failed"
+    assert list(second.outcomes)[:3] == list(first.outcomes) and len(second.outcomes) == 5
+
+
+def test_trials_drawn_together_may_be_the_same_job(plan, tmp_path, capsys):
+    made, batches = plan("logger=none", "dataset.val_fraction=0.2"), []
+
+    def run_jobs(study, parent) -> int:
         batches.append([job.name for job in study.jobs])
         for name in batches[-1]:
             leave(tmp_path / study.name / name, {"mask=dst": 50.0, "mask=rsm": 60.0}[name])
@@ -189,11 +253,11 @@ def test_trials_drawn_together_may_be_the_same_job(plan, tmp_path, capsys):
 )
 def test_trials_of_another_question_are_not_mixed(words, options, overrides, told, plan, tmp_path, capsys):
     def ask(words, options, overrides) -> int:
-        made = plan("dataset.val_fraction=0.2", *overrides)
+        made = plan("logger=none", "dataset.val_fraction=0.2", *overrides)
         options = {"trials": 2, "at_once": 2, "seed": 0, "kind": None} | options
         return Search(**options).run(space(*words), tmp_path, lambda overrides: made, run_jobs)
 
-    def run_jobs(study) -> int:
+    def run_jobs(study, parent) -> int:
         for job in study.jobs:
             leave(tmp_path / study.name / job.name, 50.0)
         return 0
@@ -214,7 +278,7 @@ def test_two_files_of_sweeps_are_two_searches():
 
 
 def test_a_failed_trial_has_no_score(plan, tmp_path, capsys):
-    assert searched(tmp_path, plan, lambda study: 1, trials=2) == 1
+    assert searched(tmp_path, plan, lambda study, parent: 1, trials=2) == 1
     assert "Best" not in capsys.readouterr().out
     assert validation_score(tmp_path, "personal") is None
 

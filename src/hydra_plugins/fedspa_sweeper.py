@@ -69,7 +69,9 @@ class SearchSweeper(StudySweeper):
             space,
             root,
             lambda overrides: check(self._compose(overrides)),
-            lambda study: run_sweep(study, root, self._compose, self._launcher.launch, launcher),
+            lambda study, parent: run_sweep(
+                study, root, self._compose, self._launcher.launch, launcher, parent
+            ),
         )
         if code:
             raise SystemExit(code)

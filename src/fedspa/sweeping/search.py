@@ -26,6 +26,8 @@ from fedspa.errors import UserError, brief, check_choice, check_range
 from fedspa.randomness import numpy_generator
 from fedspa.records import ACCURACY, MAIN_KINDS, VALIDATION
 from fedspa.sweeping.studies import NEUTRAL, Job, Study, file_name
+from fedspa.sweeping.sweep import only_one
+from fedspa.tracking.mlflow_sweep import Parent, nested_in
 
 if TYPE_CHECKING:
     import optuna
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 JOURNAL = "search.journal"
 QUESTION = "question"
 """What a search asks, as it stands in its journal: trials of another question are not comparable."""
-RunJobs = Callable[[Study], int]
-"""Runs what is not finished of a study's jobs; returns the exit code."""
+RunJobs = Callable[[Study, Parent], int]
+"""Runs what is not finished of a study's jobs, nested below the search in MLflow; returns the exit code."""
 
 
 @dataclass(frozen=True)
@@ -138,20 +140,25 @@ class Search:
         kind = self._judged_by(plan)
         ranges = {key: _words(distribution) for key, distribution in distributions.items()}
         folder = root / space.name
-        study, code = _open(folder), 0
-        _ask_only(
-            study, folder, {"kind": kind, "seed": str(self.seed)} | ranges | {"config_hash": plan.config_hash}
-        )
-        while waiting := self._next(study, distributions):
-            jobs = {number: space.job(values) for number, values in waiting.items()}
-            once = tuple(
-                dict.fromkeys(jobs.values())
-            )  # where choices are few, two trials may be the same job
-            code = max(code, run_jobs(Study(space.name, once)))
-            for number, job in jobs.items():
-                score = validation_score(folder / job.name, kind)
-                study.tell(number, score, state=None if score is not None else _failed())
-        return max(code, self._conclude(study, space, kind))
+        question = {"kind": kind, "seed": str(self.seed)} | ranges | {"config_hash": plan.config_hash}
+        with only_one(root, space.name):
+            study, code = _open(folder), 0
+            _ask_only(study, folder, question)
+            with nested_in(space.name, plan.loggers) as parent:
+                for trial in study.trials:
+                    if trial.state.is_finished():
+                        parent.failed += trial.value is None
+                        parent.outcomes[space.job(trial.params).name] = _told(trial.value)
+                while waiting := self._next(study, distributions):
+                    jobs = {number: space.job(values) for number, values in waiting.items()}
+                    once = dict.fromkeys(jobs.values())  # of few choices, two trials may be the same job
+                    code = max(code, run_jobs(Study(space.name, tuple(once)), parent))
+                    for number, job in jobs.items():
+                        score = validation_score(folder / job.name, kind)
+                        study.tell(number, score, state=None if score is not None else _failed())
+                        if score is not None:
+                            parent.outcomes[job.name] = _told(score)
+            return max(code, self._conclude(study, space, kind))
 
     def _judged_by(self, plan: Plan) -> str:
         if plan.settings.dry_run:
@@ -171,21 +178,30 @@ class Search:
         return kind
 
     def _next(self, study: optuna.Study, distributions: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-        """The values of the next trials by number: those that were broken off, else new ones; none at the end."""
-        from optuna.samplers import TPESampler
-        from optuna.trial import TrialState
+        """The values of the next trials by number: a batch that was broken off, else a new one; none at the end.
 
-        if broken_off := study.get_trials(states=[TrialState.RUNNING]):
-            return {trial.number: trial.params for trial in broken_off}
-        values = {}
-        done = len(study.trials)
-        for number in range(done, min(self.trials, done + self.at_once)):
-            # Seeded by its number, a trial draws what follows from the trials that had ended before it, whether or
-            # not the search was broken off in between; after a kill between two asks a batch is smaller.
+        Batches begin at multiples of `at_once`. Seeded by its number, a trial draws what follows from the batches
+        before its own, whether or not the search was broken off in between.
+        """
+        import optuna
+        from optuna.samplers import TPESampler
+        from optuna.trial import TrialState, create_trial
+
+        values = {trial.number: trial.params for trial in study.get_trials(states=[TrialState.RUNNING])}
+        known = len(study.trials)
+        batches = math.ceil(known / self.at_once) if values else known // self.at_once + 1
+        # Drawn apart: `study.ask` writes to the journal value by value, and a kill would leave half a trial there.
+        apart = optuna.create_study(direction="maximize")
+        apart.add_trials(study.trials)
+        for number in range(known, min(self.trials, batches * self.at_once)):
             seed = int(numpy_generator(self.seed, "search", number).integers(2**31))
-            study.sampler = TPESampler(seed=seed)
-            trial = study.ask(dict(distributions))
-            values[trial.number] = trial.params
+            apart.sampler = TPESampler(seed=seed)
+            values[number] = apart.ask(dict(distributions)).params
+            study.add_trial(
+                create_trial(
+                    state=TrialState.RUNNING, params=values[number], distributions=dict(distributions)
+                )
+            )
         return values
 
     def _conclude(self, study: optuna.Study, space: Space, kind: str) -> int:
@@ -240,6 +256,10 @@ def _ask_only(study: optuna.Study, folder: Path, question: Mapping[str, str]) ->
             f"{folder} holds another search, with {there} where this one has {here}: "
             "go on with that, or begin this one in another folder by hydra.sweep.dir=<folder>."
         )
+
+
+def _told(score: float | None) -> str:
+    return "failed" if score is None else f"{score:.2f} % on validation rows"
 
 
 def _failed() -> Any:

@@ -22,7 +22,7 @@ from fedspa.saving.data_there import DataThere
 from fedspa.saving.resuming import AUTO, config_hash_in, has_checkpoint, is_finished
 from fedspa.sweeping.launchers import CONSOLE, Launching, watched
 from fedspa.sweeping.studies import Study
-from fedspa.tracking.mlflow_sweep import nested_in
+from fedspa.tracking.mlflow_sweep import Parent, nested_in
 
 Compose: TypeAlias = Callable[[Sequence[str]], DictConfig]
 """The config of one job from its overrides."""
@@ -64,11 +64,20 @@ class PlannedJob:
         return begun and has_checkpoint(self.folder)
 
 
-def run_sweep(study: Study, root: Path, compose: Compose, launch: Launch, launcher: Mapping[str, Any]) -> int:
+def run_sweep(
+    study: Study,
+    root: Path,
+    compose: Compose,
+    launch: Launch,
+    launcher: Mapping[str, Any],
+    parent: Parent | None = None,
+) -> int:
     """Run the jobs that are not finished, each in its folder root/study/job. Returns the exit code of all together.
 
-    `launcher` is Hydra's config of what launches. Every job is composed before the first one starts, so what Hydra
-    refuses is told at once. Raises `UserError` where the same study is running already, or where MLflow cannot be had.
+    `launcher` is Hydra's config of what launches. `parent` is given where these jobs are only some of a sweep, which
+    its caller keeps for itself (`only_one`) and shows in MLflow as this one run. Every job is composed before the
+    first one starts, so what Hydra refuses is told at once.
+    Raises `UserError` where the same study is running already, or where MLflow cannot be had.
     """
     folder = root / study.name
     print(f"{study.name}: {len(study.jobs)} jobs, in {folder}", flush=True)
@@ -80,8 +89,11 @@ def run_sweep(study: Study, root: Path, compose: Compose, launch: Launch, launch
             )
     if any(isinstance(job.plan, Plan) and job.plan.settings.dry_run for job in jobs):
         return _list(jobs)
-    with only_one(root, study.name):
-        return _run(study.name, jobs, launch, launcher)
+    if parent is not None:
+        return _run(jobs, launch, launcher, parent)
+    loggers = next((job.plan.loggers for job in jobs if isinstance(job.plan, Plan)), {})
+    with only_one(root, study.name), nested_in(study.name, loggers) as run:
+        return _run(jobs, launch, launcher, run)
 
 
 def _planned(study: Study, folder: Path, compose: Compose) -> Iterator[PlannedJob]:
@@ -123,7 +135,7 @@ def _finished(jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
     ]
 
 
-def _run(name: str, jobs: Sequence[PlannedJob], launch: Launch, launcher: Mapping[str, Any]) -> int:
+def _run(jobs: Sequence[PlannedJob], launch: Launch, launcher: Mapping[str, Any], parent: Parent) -> int:
     """Run what is not finished."""
     done = _finished(jobs)
     todo = [job for job in jobs if job not in done]
@@ -135,16 +147,14 @@ def _run(name: str, jobs: Sequence[PlannedJob], launch: Launch, launcher: Mappin
         if not job.resumable:
             set_aside(job.folder)
     launching = Launching.by(launcher, max(len(todo), 1))
-    loggers = next((job.plan.loggers for job in jobs if isinstance(job.plan, Plan)), {})
-    with nested_in(name, loggers) as parent:
-        places = [f"hydra.sweep.subdir='{name}/{job.name}'" for job in todo]
-        overrides = [
-            [*job.overrides, *parent.overrides(job.name), *_share(job, launching), place, f"resume={AUTO}"]
-            for job, place in zip(todo, places, strict=True)
-        ]
-        failures = _launch(todo, overrides, launch, launching) if todo else {}
-        parent.failed = len(failures)
-        parent.outcomes = {job.name: _told(job, failures.get(job.name)) for job in jobs}
+    places = [f"hydra.sweep.subdir='{job.folder.parent.name}/{job.name}'" for job in todo]
+    overrides = [
+        [*job.overrides, *parent.overrides(job.name), *_share(job, launching), place, f"resume={AUTO}"]
+        for job, place in zip(todo, places, strict=True)
+    ]
+    failures = _launch(todo, overrides, launch, launching) if todo else {}
+    parent.failed += len(failures)
+    parent.outcomes |= {job.name: _told(job, failures.get(job.name)) for job in jobs}
     return _conclude(failures, len(todo))
 
 
