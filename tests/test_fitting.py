@@ -19,6 +19,7 @@ def test_a_data_set_that_is_too_large_is_told_what_would_fit(
     plan: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = "classes=2 channels=3 image_size=224 train_size=900000 test_size=100000 mean=[0.5] std=[0.5]"
+    facts += " test_split=test fingerprint=beef"
     source = plan(
         "dataset=folder", "dataset.name=big", *(f"dataset.{fact}" for fact in facts.split(" "))
     ).dataset
