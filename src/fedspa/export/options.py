@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedspa.errors import UserError, check_choice, nearest
+from fedspa.errors import UserError, check_choice
+from fedspa.key_values import key_values
 
 KEYS = ("run", "client", "format", "model", "out")
 MODELS = ("personal", "local", "global")
@@ -33,16 +34,7 @@ class Options:
 
 def parse(arguments: list[str]) -> Options:
     """Read `key=value` arguments. Raises `UserError` for the first mistake."""
-    given: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals:
-            raise UserError(f"{argument} cannot be read: an option is written as key=value.")
-        if key not in KEYS:
-            raise UserError(f"{key} is not an option: {nearest(key, KEYS)}.")
-        if not value:
-            raise UserError(f"{key}= has no value.")
-        given[key] = value
+    given = key_values(arguments, KEYS)
     if "run" not in given:
         raise UserError("Say which run the model is of: run=<a run's folder, or its id in MLflow>.")
     if "format" not in given:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedspa.errors import UserError, check_range, nearest
+from fedspa.key_values import key_values
 from fedspa.paths import project_root
+
+KEYS = ("sweep", "runs", "out", "paper", "targets")
 
 
 @dataclass(frozen=True)
@@ -31,18 +34,7 @@ class Options:
 
 def parse(arguments: list[str]) -> Options:
     """Read `key=value` arguments. Raises `UserError` for the first mistake."""
-    given: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals:
-            raise UserError(f"{argument} cannot be read: an option is written as key=value.")
-        if key not in ("sweep", "runs", "out", "paper", "targets"):
-            raise UserError(
-                f"{key} is not an option: {nearest(key, ('sweep', 'runs', 'out', 'paper', 'targets'))}."
-            )
-        if not value:
-            raise UserError(f"{key}= has no value.")
-        given[key] = value
+    given = key_values(arguments, KEYS)
     if ("sweep" in given) == ("runs" in given):
         raise UserError("Say what to report on: either sweep=<name> or runs=<folder or filter of MLflow>.")
     name, source = _sweep(given["sweep"]) if "sweep" in given else _runs(given["runs"])
