@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from types import FrameType, TracebackType
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, Self
 
 from fedspa.running.streams import ReaderGone
 
@@ -31,18 +32,13 @@ class Preempted(KeyboardInterrupt):
     """The machine is to be given up: SIGTERM or SIGUSR1."""
 
 
-class Interruptions:
-    """While it is entered, the first signal waits for a moment at which the work may be dropped.
-
-    That moment is inside `allowed`: there it is raised at once, as KeyboardInterrupt or `Preempted`.
-    """
+class _Listener(ABC):
+    """While it is entered, the signals come here; then they go again where they went before."""
 
     def __init__(self) -> None:
-        self._signal: int | None = None
-        self._allowed = False
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Interruptions:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # others get no signals
             self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
         return self
@@ -52,6 +48,28 @@ class Interruptions:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    @abstractmethod
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        """What a signal does."""
+
+
+class Interruptions(_Listener):
+    """While it is entered, the first signal waits for a moment at which the work may be dropped.
+
+    That moment is inside `allowed`: there it is raised at once, as KeyboardInterrupt or `Preempted`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._signal: int | None = None
+        self._allowed = False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        for handler in self._before.values():
             outer = getattr(handler, "__self__", None)
             if isinstance(outer, Preemptible):
                 outer.heard |= self._signal is not None
@@ -87,24 +105,13 @@ def interruption(number: int) -> KeyboardInterrupt:
     return Preempted(f"preempted by {signal.Signals(number).name}")
 
 
-class Preemptible:
+class Preemptible(_Listener):
     """While it is entered, nothing has to be saved: the first signal is raised at once, as `Interruptions` does."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.heard = False
         """Whether there was a signal; the next one ends the process."""
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Preemptible:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.heard:
