@@ -11,7 +11,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedspa.errors import UserError
 
-POLICIES = ("average", "groupnorm")
 GROUPS = 32
 """At most; fewer where they would not divide the channels."""
 

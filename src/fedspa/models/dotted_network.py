@@ -35,8 +35,6 @@ def dotted_network(
             "model.path is missing: model=dotted needs the path of a network, such as mypackage.nets.Net."
         )
     make = find_object("model.path", path, trusted_packages)
-    if not callable(make):
-        raise UserError(f"model.path={path} is neither a class nor a function.")
     taken = inspect.signature(make).parameters
     told = {"channels": channels, "image_size": image_size, "classes": classes}
     given = {name: told[what] for what, names in NAMES.items() for name in names if name in taken}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from fedspa.masks.packed import PackedMask
@@ -59,5 +58,4 @@ class LocalModels:
 
     def _saved(self, values: Saved, held: Saved) -> LocalModel:
         mask = held.mask(self._total)
-        count = int(np.bitwise_count(mask.bits.numpy()).sum())
-        return LocalModel(values.tensor(self._dtype, [count]), mask)
+        return LocalModel(values.tensor(self._dtype, [mask.active]), mask)
