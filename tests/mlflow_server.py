@@ -13,11 +13,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from uuid import uuid4
 
 
 class TrackingServer:
     """`up()` and `down()` at will; `delay` (s) before each answer; `lose_answers`: do it, and hang up;
-    `guarded`: runs may be added to the experiment, but it may not be changed."""
+    `guarded`: runs may be added to the experiment, but it may not be changed; `forbidden`: calls that are not."""
 
     def __init__(self, artifacts: Path) -> None:
         self.artifacts = artifacts
@@ -25,6 +26,7 @@ class TrackingServer:
         self.calls: list[str] = []
         self.experiment_tags: dict[str, str] = {}
         self.delay, self.lose_answers, self.guarded = 0.0, False, False
+        self.forbidden: set[str] = set()
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
         self.up()
@@ -38,6 +40,11 @@ class TrackingServer:
         """The only run."""
         (run,) = self.runs.values()
         return run
+
+    @property
+    def uploads(self) -> Path:
+        """The folder of the only run's artifacts."""
+        return self.artifacts / self.run["info"]["run_id"]
 
     def steps(self, key: str) -> list[int]:
         """Steps of a metric of the only run, in the order of arrival, doubled ones included."""
@@ -68,7 +75,7 @@ class TrackingServer:
             self.experiment_tags[body["key"]] = body["value"]
             return {}
         if call == "runs/create":
-            run_id = f"run{len(self.runs)}"
+            run_id = uuid4().hex  # MLflow remembers where a run's artifacts go, whatever the store
             info = {
                 **{"run_id": run_id, "run_uuid": run_id, "experiment_id": "1", "status": "RUNNING"},
                 **{"lifecycle_stage": "active", "artifact_uri": (self.artifacts / run_id).as_uri()},
@@ -84,6 +91,8 @@ class TrackingServer:
             }
         if not run:
             raise KeyError(f"no run {body.get('run_id')}")
+        if call in self.forbidden:
+            raise PermissionError(f"{call} is forbidden")
         if call == "runs/log-batch":
             self._validate(run, body.get("metrics", []))
             run["points"] += body.get("metrics", [])

@@ -91,7 +91,7 @@ def test_away_in_the_middle_and_back(
     assert server.steps("train/loss") == server.steps("time/total_s") == list(range(1, 15))
     assert server.steps("final/global_accuracy") == [4]
     assert server.run["info"]["status"] == "FINISHED"
-    assert (tmp_path / "artifacts" / "run0" / "rounds.csv").exists()
+    assert (server.uploads / "rounds.csv").exists()
     (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert "takes no metrics now (Connection refused): the run goes on" in warning.getMessage()
     assert capsys.readouterr().out == f"In MLflow: {server.uri}/#/experiments/1\n"
@@ -124,9 +124,49 @@ def test_away_at_the_end_leaves_the_rest_in_the_folder(
     assert (done.returncode, done.stdout) == (0, f"Delivered: {folder}\n"), done.stderr
     assert server.steps("train/loss") == [1, 2, 3, 4, 5]
     assert server.run["info"]["status"] == "FINISHED" and server.steps("final/samples_per_s") == [4]
-    sent = {file.name for file in (tmp_path / "artifacts" / "run0").iterdir()}
+    sent = {file.name for file in server.uploads.iterdir()}
     assert sent == {"rounds.csv"}  # not the file of what is undelivered
     assert [file.name for file in folder.iterdir()] == ["rounds.csv"]
+
+
+def test_files_that_cannot_be_uploaded_leave_no_run_open(
+    server: TrackingServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "run"
+    tracker = started(server, folder)
+    rounds(tracker, 1, 2)
+    (tmp_path / "artifacts").write_text("no folder")  # a place that only the server can write to, say
+    tracker.finish(run_result())
+    assert server.run["info"]["status"] == "FINISHED" and server.steps("train/loss") == [1, 2]
+    end_time = server.run["info"]["end_time"]
+    told = capsys.readouterr().out
+    assert told.startswith(
+        f"MLflow at {server.uri} did not get everything (rounds.csv: Not a directory): python"
+    )
+    assert told.count("\n") == 1 and not caplog.records
+    with pytest.raises(
+        UserError, match="rounds.csv: Not a directory.*: start or mend it, then deliver again"
+    ):
+        Undelivered.load(folder).deliver(folder)
+    (tmp_path / "artifacts").unlink()
+    Undelivered.load(folder).deliver(folder)
+    assert (server.uploads / "rounds.csv").exists() and not (folder / UNDELIVERED).exists()
+    assert server.run["info"] | {"status": "FINISHED", "end_time": end_time} == server.run["info"]
+
+
+def test_what_is_refused_at_the_end_keeps_nothing_else_from_the_store(
+    server: TrackingServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = started(server, tmp_path / "run")
+    rounds(tracker, 1, 2)
+    server.forbidden.add("runs/set-tag")
+    tracker.abort("FAILED", "why")
+    assert server.run["info"]["status"] == "FAILED"
+    assert (server.uploads / "rounds.csv").exists()
+    assert "(the tag ended_because: PERMISSION_DENIED: runs/set-tag is forbidden)" in capsys.readouterr().out
 
 
 def test_nothing_to_deliver_and_a_damaged_rest_are_told(tmp_path: Path) -> None:
@@ -223,7 +263,7 @@ def test_a_resumed_run_goes_on_in_the_same_run_without_doubled_or_missing_steps(
     second.start(run_info(folder))
     rounds(second, 5, 8)
     second.finish(run_result())
-    assert list(server.runs) == ["run0"]
+    assert len(server.runs) == 1
     assert server.steps("train/loss") == server.steps("global/accuracy_mean") == list(range(1, 9))
     assert server.run["info"]["status"] == "FINISHED"
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -62,6 +63,10 @@ class Ending:
     tags: dict[str, str] = field(default_factory=dict)
 
 
+class NotTaken(OSError):
+    """What the store has not taken of a run that is closed in it, and why."""
+
+
 class Outbox:
     """The points that a run in the store has not got yet, in order; sends them call by call."""
 
@@ -73,6 +78,8 @@ class Outbox:
         self._reached: dict[str, int] = {}
         self._size = POINTS_A_CALL
         self._refused: set[str] = set()
+        self._sent: set[str] = set()
+        """Of tags and files, by the names of `_last_calls`."""
         self._lock = threading.Lock()
 
     def add(self, points: Iterable[Point]) -> None:
@@ -144,16 +151,46 @@ class Outbox:
         self._refused.add(point.key)
 
     def end(self, ending: Ending, folder: Path) -> Iterator[None]:
-        """Send the files of the run's folder and close the run in the store; yields after each call."""
+        """Send tags and files of the run's folder, and close the run in the store; yields after each call.
+
+        What the store does not take keeps nothing else from it: the run is closed all the same. Raises `NotTaken`
+        then, and whatever MLflow does where the run cannot be closed. Called again, it sends what is left.
+        """
+        refusal = ""
+        for name, call in self._last_calls(ending, folder):
+            if name in self._sent:
+                continue
+            if why := _failure(call):
+                if not refusal:
+                    self._close(ending)  # a store that is away altogether is not asked for each file
+                refusal = refusal or f"{name}: {why}"
+            else:
+                self._sent.add(name)
+                yield
+        self._close(ending)
+        if refusal:
+            raise NotTaken(refusal)
+
+    def _last_calls(self, ending: Ending, folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+        """What is sent at the end, and how it is called."""
         for key, value in ending.tags.items():
-            self._client.set_tag(self._run_id, key, value)
-            yield
+            yield f"the tag {key}", partial(self._client.set_tag, self._run_id, key, value)
         for pattern in (*SMALL_FILES, *(["*.safetensors"] if ending.weights else [])):
             for file in sorted(folder.glob(pattern)):
                 if file.name != UNDELIVERED:
-                    self._client.log_artifact(self._run_id, str(file))
-                    yield
+                    yield file.name, partial(self._client.log_artifact, self._run_id, str(file))
+
+    def _close(self, ending: Ending) -> None:
         self._client.set_terminated(self._run_id, ending.status, ending.time)
+
+
+def _failure(call: Callable[[], object]) -> str:
+    """Make a call; why it failed, empty where it did not. Stores of artifacts fail in ways of their own."""
+    try:
+        call()
+    except Exception as error:
+        return root_cause(error)
+    return ""
 
 
 class Delivery:
@@ -205,11 +242,13 @@ class Delivery:
                     self._last_answer = time.monotonic()
                     if self._given_up:
                         return
-                pause = FIRST_PAUSE_S
+                pause, self.reason = FIRST_PAUSE_S, ""
                 if ending:
                     break
             except Exception as error:  # the store, the network and the disk fail in many ways
-                self._warn(error)
+                self.reason = root_cause(error)
+                if not ending:  # whoever ends the run tells what is left then
+                    self._warn()
                 pause = self._rest(pause, ending)
             if self._given_up:
                 return
@@ -221,13 +260,11 @@ class Delivery:
         """Makes the calls that there are to make, one for each step."""
         while self._outbox.send():
             yield
-        self.reason = ""
         if ending:
             yield from self._outbox.end(ending, self._folder)
 
-    def _warn(self, error: Exception) -> None:
+    def _warn(self) -> None:
         """One warning a run, however often the store fails."""
-        self.reason = root_cause(error)
         if not self._warned:
             log.warning(
                 "loggers.mlflow: the tracking store %s takes no metrics now (%s): the run goes on, and they are kept "

@@ -77,5 +77,8 @@ def nested_in(sweep: str, loggers: Mapping[str, Any]) -> Iterator[Parent]:
             client.set_terminated(run_id, status)
         except Exception as error:  # the jobs are done, each in its folder: the store cannot change that
             log.warning(
-                "loggers.%s: the run of sweep=%s stays open in MLflow (%s).", key, sweep, root_cause(error)
+                "loggers.%s: the run of sweep=%s stays open in MLflow (%s): the same command again closes it.",
+                key,
+                sweep,
+                root_cause(error),
             )
