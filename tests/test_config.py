@@ -49,10 +49,8 @@ def choose(group: str, option: str) -> list[str]:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes_and_is_sound(plan, group, option):
-    named = {("model", "timm"): "resnet18"}.get(
-        (group, option), option
-    )  # model.name is that of timm's network
-    assert plan(*choose(group, option)).names.get(group, option) == named
+    named = {("model", "timm"): "timm:resnet18", ("model", "dotted"): "dotted:None"}
+    assert plan(*choose(group, option)).names.get(group, option) == named.get((group, option), option)
 
 
 def test_a_setting_that_no_yaml_mentions_can_be_set(plan):

@@ -153,6 +153,13 @@ def test_depthwise_and_dilated_convolutions_are_counted_by_hand(package):
     assert costs.forward_flops() == first + depthwise + linear
 
 
+def test_tables_tell_a_network_of_others_from_ours(plan, package):
+    """The paper's resnet18 is ours: its printed values must not stand beside timm's."""
+    assert plan("model=resnet18").names["model"] == "resnet18"
+    assert plan("model=timm", "model.name=resnet18").names["model"] == "timm:resnet18"
+    assert plan(*dotted("net")).names["model"] == "dotted:foreignnets.net"
+
+
 @pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
 class TestTimm:
     @pytest.mark.parametrize("policy", ["average", "groupnorm"])

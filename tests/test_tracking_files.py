@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 from omegaconf import OmegaConf
 from tracking_runs import COSTS, faulty_records, run_info, run_record, run_result, times
 
-from fedspa.costing.units import show_bytes, show_flops
+from fedspa.costing.units import show_bytes, show_flops, show_time
 from fedspa.errors import UserError
 from fedspa.paths import project_root
 from fedspa.records import RoundRecord, RunInfo, RunResult
@@ -253,6 +253,14 @@ def test_units() -> None:
         "2.0 TB",
     ]
     assert [_duration(s) for s in (0.4, 67, 7509)] == ["0:00", "1:07", "2:05:09"]
+    assert [show_time(s) for s in (0, 2.52, 75.4, 750, 114_000, 4.464e6)] == [
+        "0.0 s",
+        "2.5 s",
+        "75 s",
+        "12.5 min",
+        "31.7 h",
+        "1,240 h",
+    ]
     assert show_flops(172.9e14) == "1.729e16" and show_flops(0) == "0"
 
 

@@ -60,6 +60,11 @@ KINDS = {
     "loggers": "fedspa.records.Tracker",
 }
 """What a component is, by its group."""
+ONE_OF_MANY = {
+    "fedspa.models.timm_network.timm_network": ("timm", "name"),
+    "fedspa.models.dotted_network.dotted_network": ("dotted", "path"),
+}
+"""Options of the group `model` that stand for any number of networks, and the setting that says which."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +100,11 @@ class Plan:
 
     @property
     def names(self) -> dict[str, str]:
-        """The option chosen in each group."""
-        return {group: self.resolved[group]["name"] for group in ("model", *ONE_EACH)}
+        """The option chosen in each group; of a network that is not ours also which: timm:resnet18."""
+        names = {group: self.resolved[group]["name"] for group in ("model", *ONE_EACH)}
+        model = self.resolved["model"]
+        option, setting = ONE_OF_MANY.get(model["_target_"], (None, ""))
+        return names | {"model": f"{option}:{model.get(setting)}"} if option else names
 
     @property
     def config_hash(self) -> str:

@@ -1,6 +1,6 @@
 """What runs will cost and how long they will take here, told without running them.
 
-FLOPs and traffic are those of `python src/costs.py`. Hours are the FLOPs that this machine has to compute, over
+FLOPs and traffic are those of `python src/costs.py`. Times are the FLOPs that this machine has to compute, over
 the speed at which it just trained the network on noise. Masks cost no less to compute than dense weights do in
 this simulation, so these FLOPs are dense ones; testing the models counts with its forward passes.
 """
@@ -19,7 +19,7 @@ import torch
 from fedspa.config import Plan, build_model
 from fedspa.costing.cost_report import CostReport
 from fedspa.costing.costs import TRAINING_FACTOR, NetworkCosts
-from fedspa.costing.units import show_bytes, show_flops
+from fedspa.costing.units import show_bytes, show_flops, show_time
 from fedspa.data.batches import Pixels
 from fedspa.data.source import ImageSet
 from fedspa.engines.choice import Workload
@@ -42,39 +42,35 @@ class Estimate:
     """FLOP/s of all its workers together."""
 
     @property
-    def hours(self) -> float:
-        return self.executed_flops / self.speed / 3600
+    def seconds(self) -> float:
+        return self.executed_flops / self.speed
 
 
 def listing(plans: Mapping[str, Plan], finished: Collection[str] = ()) -> str:
-    """A table of runs by name: FLOPs, traffic, hours. Those that are finished take no time any more."""
+    """A table of runs by name: FLOPs, traffic, time. Those that are finished take no time any more."""
     estimates = _estimates(plans)
     width = max(map(len, plans))
-    lines = [f"{'':<{width}}  {'FLOPs':>9}  {'traffic':>9}  {'hours':>8}"]
+    lines = [f"{'':<{width}}  {'FLOPs':>9}  {'traffic':>9}  {'time':>8}"]
     for name, estimate in estimates.items():
-        hours = "finished" if name in finished else _show_hours(estimate.hours)
-        lines.append(_line(f"{name:<{width}}", estimate.costs, hours))
+        seconds = "finished" if name in finished else show_time(estimate.seconds)
+        lines.append(_line(f"{name:<{width}}", estimate.costs, seconds))
     total = sum((estimate.costs for estimate in estimates.values()), Costs())
-    left = sum(estimate.hours for name, estimate in estimates.items() if name not in finished)
+    left = sum(estimate.seconds for name, estimate in estimates.items() if name not in finished)
     speeds = {plans[name].names["model"]: estimate.speed for name, estimate in estimates.items()}
     return "\n".join(
         [
             *lines,
-            _line(f"{f'all {len(plans)}':<{width}}", total, _show_hours(left)),
+            _line(f"{f'all {len(plans)}':<{width}}", total, show_time(left)),
             "",
-            "Hours: dense FLOPs of training, mask search and tests, one run after another, at the speed measured here",
+            "Time: dense FLOPs of training, mask search and tests, one run after another, at the speed measured here",
             f"just now: {', '.join(f'{model} {show_flops(speed)} FLOP/s' for model, speed in speeds.items())}.",
             "Costs: of the rounds, for clients of equal size; Sub-FedAvg's before it prunes.",
         ]
     )
 
 
-def _show_hours(hours: float) -> str:
-    return f"{hours:.3f}" if hours < 10 else f"{hours:,.0f}"
-
-
-def _line(name: str, costs: Costs, hours: str) -> str:
-    return f"{name}  {show_flops(costs.flops):>9}  {show_bytes(costs.traffic_bytes):>9}  {hours:>8}"
+def _line(name: str, costs: Costs, time: str) -> str:
+    return f"{name}  {show_flops(costs.flops):>9}  {show_bytes(costs.traffic_bytes):>9}  {time:>8}"
 
 
 def _estimates(plans: Mapping[str, Plan]) -> dict[str, Estimate]:

@@ -12,6 +12,16 @@ def show_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def show_time(seconds: float) -> str:
+    """In the unit that leaves two or three digits: 2.5 s, 75 s, 12.5 min, 31.7 h, 1,240 h."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    for length, unit in ((60, "min"), (3600, "h")):
+        if seconds < 100 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds / 3600:,.0f} h"
+
+
 def show_flops(count: float) -> str:
     """1.729e16, with the exponent as people write it."""
     if not count:

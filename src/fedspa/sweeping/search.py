@@ -12,7 +12,6 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -25,6 +24,7 @@ from fedspa.config import Plan
 from fedspa.errors import UserError, brief, check_choice, check_range
 from fedspa.randomness import numpy_generator
 from fedspa.records import ACCURACY, MAIN_KINDS, VALIDATION
+from fedspa.sweeping.ranges import Range
 from fedspa.sweeping.studies import NEUTRAL, Job, Study, file_name
 from fedspa.sweeping.sweep import only_one
 from fedspa.tracking.mlflow_sweep import Parent, nested_in
@@ -88,25 +88,14 @@ def _distribution(key: str, override: Override) -> Any:
         if isinstance(value, ChoiceSweep):
             return distributions.CategoricalDistribution(sorted(set(override.sweep_string_iterator())))
         if isinstance(value, RangeSweep):
-            low, high, step = _grid(value)
-            if all(isinstance(part, int) for part in (sweep.start, sweep.stop, sweep.step)):
+            grid = Range.of(value)
+            (low, high), step = grid.bounds, abs(grid.step)
+            if grid.whole:
                 return distributions.IntDistribution(int(low), int(high), log, int(step))
             return distributions.FloatDistribution(float(low), float(high), log, float(step))
         return distributions.FloatDistribution(float(sweep.start), float(sweep.end), log)
     except (ValueError, ArithmeticError) as error:
         raise UserError(f"{override.input_line or key} cannot be searched: {brief(error)}.") from error
-
-
-def _grid(values: Any) -> tuple[Decimal, Decimal, Decimal]:
-    """The lowest and the highest value of a `RangeSweep`, and the step between two; like Python's without its stop."""
-    start, stop, step = (Decimal(str(part)) for part in (values.start, values.stop, values.step))
-    if not step:
-        raise ValueError("its step is 0")
-    steps = math.ceil((stop - start) / step) - 1
-    if steps < 0:
-        raise ValueError("it has no values")
-    low, high = sorted((start, start + steps * step))
-    return low, high, abs(step)
 
 
 @dataclass(frozen=True)

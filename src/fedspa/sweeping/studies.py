@@ -7,6 +7,7 @@ few settings that belong together. What the command line adds wins: it replaces 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -15,11 +16,12 @@ from urllib.parse import quote
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, RangeSweep
 from omegaconf import OmegaConf
 
 from fedspa.config import config_dir
 from fedspa.errors import UserError
+from fedspa.sweeping.ranges import Range
 
 NEUTRAL = (
     "sweep",
@@ -131,7 +133,16 @@ def _choices(override: Override) -> list[str]:
         raise UserError(
             f"{override.input_line} is no list of values: write {key}=a,b, or search it by hydra/sweeper=search."
         )
-    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+    values = override.value()
+    if not isinstance(values, RangeSweep):
+        return [f"{key}={value}" for value in override.sweep_string_iterator()]
+    try:
+        numbers = Range.of(values).values
+    except ValueError as error:
+        raise UserError(f"{override.input_line} is no list of values: {error}.") from error
+    if values.shuffle:
+        random.shuffle(numbers)  # only the order in which jobs run
+    return [f"{key}={number}" for number in numbers]
 
 
 def _job_name(overrides: Iterable[str], varied: Iterable[str]) -> str:
