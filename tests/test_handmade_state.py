@@ -29,6 +29,7 @@ from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.mlflow_store import MLflowTracker
 from fedspa.tracking.run_folder import RunFolder
 from fedspa.tracking.summary import History
+from fedspa.tracking.tensorboard import TensorBoard
 
 RICH = (
     *(*TINY, ONE, "save.local=true", "theory.every=1", "dataset.val_fraction=0.3", "dataset.train_size=120"),
@@ -44,9 +45,8 @@ class Run:
         eval_settings = plan.settings.eval
         self.history = History(eval_settings.targets, eval_settings.final_rounds)
         self.mlflow = MLflowTracker()
-        self.trackers = Trackers(
-            {"run_folder": RunFolder(), "console_view": ConsoleView(), "mlflow": self.mlflow}
-        )
+        files = {"run_folder": RunFolder(), "tensorboard": TensorBoard()}
+        self.trackers = Trackers({**files, "console_view": ConsoleView(), "mlflow": self.mlflow})
         info = describe(plan, self.federation, folder)
         parts = {"federation": self.federation, "history": self.history, "trackers": self.trackers}
         self.state = RunState(plan.resolved, info.data_hash, info.partition_hash, parts)
@@ -58,6 +58,7 @@ class Run:
         self.saved: dict[str, Any] = {**self.state._state, "best": 41.5}
         trackers = self.saved["parts"]["trackers"]
         trackers["run_folder"] = {"bytes": {"rounds.csv": 900, "timing.csv": 90, "events.csv": 30}}
+        trackers["tensorboard"] = {"bytes": {"events.out.tfevents.1": 900}}
         trackers["console_view"] = {"accuracy": {"personal": 50.0}, "mentioned": ["dropout"]}
         trackers["mlflow"] = {
             "run_id": "a1",
@@ -190,6 +191,11 @@ def test_a_changed_state_is_refused_in_a_sentence_or_can_be_gone_on_from(
         ),
         ("curves.moments", {0: {"weights": torch.zeros(2)}}, "curves.moments.0 has no visits"),
         ("history.final", [{}] * 99, "must be a list of at most 2 items, not one of 99"),
+        (
+            "tensorboard.bytes",
+            {"events": -1},
+            "tensorboard.bytes.events must be a whole number from 0, not -1",
+        ),
         ("run_folder.bytes", {"rounds.csv": 1}, "must have the keys events.csv, rounds.csv, timing.csv"),
     ],
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspa.saving.archive import ArchiveError, data_size, verify, write
+from fedspa.saving.files import UNFINISHED, whole_file
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,9 @@ class Checkpoints:
         begin = self._clock()
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"round-{round:06}.ckpt"
-        self._last_size = self._write_file(path, state)
+        self._remove_unfinished()
+        with whole_file(path) as file:
+            self._last_size = write(state, file)
         if best:
             self._make_best(path)
         _sync_folder(self._folder)
@@ -90,7 +93,8 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Remove all but the best: the run has ended well, and its results are in its folder."""
-        for path in (*self._folder.glob(".*.tmp"), *self._files()):
+        self._remove_unfinished()
+        for path in self._files():
             path.unlink()
         with suppress(OSError):
             self._folder.rmdir()  # unless the best is in there
@@ -99,26 +103,14 @@ class Checkpoints:
         """The newest first."""
         return checkpoint_files(self._folder)
 
-    def _write_file(self, path: Path, state: dict[str, Any]) -> int:
-        """Returns its size in bytes."""
-        for leftover in self._folder.glob(".*.tmp"):  # of a process that was killed
-            leftover.unlink()
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                size = write(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            error.filename = error.filename or str(path)
-            raise
-        return size
+    def _remove_unfinished(self) -> None:
+        """What a process that was killed has left."""
+        for path in self._folder.glob(f".*{UNFINISHED}"):
+            path.unlink()
 
     def _make_best(self, path: Path) -> None:
         """The same file under another name, or a copy where the file system has no links."""
-        temporary = self._folder / f".{BEST}.tmp"
+        temporary = self._folder / f".{BEST}{UNFINISHED}"
         try:
             os.link(path, temporary)
         except OSError:

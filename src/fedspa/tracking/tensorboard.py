@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import UserError
 from fedspa.records import RoundRecord, RunInfo, RunResult
+from fedspa.saved import Saved
 from fedspa.tracking.measures import final_metrics, round_metrics
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class TensorBoard:
         return {"bytes": {file.name: file.stat().st_size for file in self._files()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._kept = dict(state.get("bytes", {}))
+        kept = Saved({"bytes": {}, **state}, "tensorboard")["bytes"]
+        self._kept = {name.text(): size.integer() for name, size in kept.items()}
 
     def start(self, info: RunInfo) -> None:
         from omegaconf import OmegaConf
