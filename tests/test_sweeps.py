@@ -18,9 +18,11 @@ from omegaconf import OmegaConf
 from fedspa.cli import main
 from fedspa.costing import dry_run
 from fedspa.costing.cost_report import CostReport
+from fedspa.engines.choice import Eager
 from fedspa.engines.stacked import StackedEngine
 from fedspa.errors import UserError
 from fedspa.rounds.sampling import sample_clients
+from fedspa.running.assembly import build
 from fedspa.saving.data_there import file_marks
 from fedspa.sweeping.studies import Study, study
 from fedspa.sweeping.sweep import JobFailed, only_one
@@ -403,6 +405,22 @@ def test_the_speed_is_that_of_the_engine_that_the_run_will_take(plan, monkeypatc
     monkeypatch.setattr(StackedEngine, "answer", counted)
     words = ("hardware=cpu", "training.batch_size=2", "federation.clients_per_round=3")
     assert dry_run._speed(plan(*words, "engine=stacked")) > 0 and set(asked) == {3}
+
+
+def test_the_engine_of_a_dry_run_is_asked_for_what_the_run_asks_for(plan, monkeypatch):
+    """The sizes of the clients apart, which are even in a dry run, and here in the run."""
+    monkeypatch.setattr(dry_run, "PROBE_SECONDS", 0.01)
+    asked, built = [], Eager.build
+
+    def noted(choice, eager, workload):
+        asked.append(workload)
+        return built(choice, eager, workload)
+
+    monkeypatch.setattr(Eager, "build", noted)
+    chosen = plan("hardware=cpu", "hardware.workers=1", "engine=eager", "mask=dst", "partition=iid")
+    dry_run._speed(chosen)
+    build(chosen)
+    assert asked[0] == asked[1] and asked[0].batch_flops > 0 and asked[0].gradients
 
 
 # MLflow

@@ -18,15 +18,15 @@ import torch
 
 from fedspa.config import Plan, build_model
 from fedspa.costing.cost_report import CostReport
-from fedspa.costing.costs import TRAINING_FACTOR, NetworkCosts
+from fedspa.costing.costs import TRAINING_FACTOR
 from fedspa.costing.units import show_bytes, show_flops, show_time
 from fedspa.data.batches import Pixels
 from fedspa.data.source import ImageSet
-from fedspa.engines.choice import Workload
 from fedspa.engines.eager import EagerEngine
 from fedspa.records import Costs
 from fedspa.rounds.requests import Train, Trained
 from fedspa.running.launch import usable_cores
+from fedspa.running.workload import workload
 
 PROBE_SECONDS = 2.0
 SPEED_DEPENDS_ON = ("model", "dataset", "training", "hardware", "engine", "federation")
@@ -111,26 +111,18 @@ def _executed_flops(report: CostReport) -> int:
     return training + report.total.search_flops + testing + report.finetune_flops
 
 
-def _workload(plan: Plan) -> Workload:
-    """Of the run, as far as it decides on the engine; the largest client is one of a batch."""
-    federation, training = plan.settings.federation, plan.settings.training
-    each = plan.dataset.effective_train_size / federation.clients
-    visits = federation.rounds * federation.clients_per_round
-    return Workload(training.batch_size, round(visits * training.epochs * ceil(each / training.batch_size)))
-
-
 def _speed(plan: Plan) -> float:
     """FLOP/s of dense local training on this machine, measured: the engine that the run will take, on batches of
     noise for as many clients as it trains at once. Compiling comes before, and is not counted."""
     source, training = plan.dataset, plan.settings.training
-    fabric = plan.hardware.fabric()
+    report, fabric = CostReport.of(plan), plan.hardware.fabric()
     network = build_model(plan, source.channels, source.image_size, source.classes).to(plan.hardware.dtype)
     shape = (source.channels, source.image_size, source.image_size)
-    flops = NetworkCosts.of(network, shape).forward_flops()
     images = torch.randint(256, (training.batch_size, *shape), dtype=torch.uint8)
     noise = ImageSet(images, torch.zeros(training.batch_size, dtype=torch.int64))
     pixels = Pixels(noise, source.mean, source.std, source.augmentation, fabric.device, plan.hardware.dtype)
-    engine = plan.engine.build(EagerEngine(fabric, network, training, pixels), _workload(plan))
+    asked = workload(plan, report.client_sizes, source.client_test_images, report.network)
+    engine = plan.engine.build(EagerEngine(fabric, network, training, pixels), asked)
     visits = plan.settings.federation.clients_per_round
     at_once = min(engine.clients_at_once or visits, visits)
 
@@ -153,7 +145,7 @@ def _speed(plan: Plan) -> float:
         samples += train(training.batch_size)
     cores = plan.hardware.cores or usable_cores()
     workers = plan.hardware.workers or (cores if fabric.device.type == "cpu" else 1)
-    one = TRAINING_FACTOR * flops * samples / (time.perf_counter() - begin)
+    one = TRAINING_FACTOR * report.network.forward_flops() * samples / (time.perf_counter() - begin)
     if engine.clients_at_once != 1:  # such an engine keeps the clients in one process
         return one
     return one * min(workers, visits)

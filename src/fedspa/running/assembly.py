@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from fedspa.data.batches import Pixels
 from fedspa.data.clients import ClientRows, client_rows, row_counts
 from fedspa.data.made import MadeImages, MadePixels
 from fedspa.data.source import Augmentation, ImageData, ImageSet
-from fedspa.engines.choice import Workload
 from fedspa.engines.eager import EagerEngine
 from fedspa.errors import UserError
 from fedspa.masks.initial import InitialMasks
@@ -40,10 +38,8 @@ from fedspa.running.launch import ALONE, Launch, usable_cores
 from fedspa.running.memory import keep_freed_memory
 from fedspa.running.rank_group import RankGroup
 from fedspa.running.ranks import Ranks
+from fedspa.running.workload import workload
 from fedspa.weights import ParameterSpace
-
-LEAST_TEST_BATCH = 64
-"""Images that a GPU should be shown at a time, even where each client has fewer to test its models on."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,8 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
 
     train_pixels = pixels(data.train, source.augmentation)
     eager = EagerEngine(fabric, network, settings.training, train_pixels)
-    engine = plan.engine.build(eager, _workload(plan, rows, costs, launch.size))
+    most_tested = int(row_counts(rows.test).max())
+    engine = plan.engine.build(eager, workload(plan, row_counts(rows.train), most_tested, costs, launch.size))
     space = engine.space
     active, full_mask = plan.active_counts(space), PackedMask.pack(torch.ones(space.total))
     initial_mask: Callable[[int], PackedMask] = lambda client: full_mask  # noqa: E731
@@ -185,27 +182,6 @@ def _executor(plan: Plan, visitor: Visitor, origin: Origin, launch: Launch) -> E
             keep_freed_memory()
         return InProcess(visitor)
     return Workers(visitor, workers, len(origin.weights), origin.weights.dtype)
-
-
-def _workload(plan: Plan, rows: ClientRows, costs: NetworkCosts, ranks: int) -> Workload:
-    """The steps are those of rounds whose clients are all of mean size."""
-    federation, training = plan.settings.federation, plan.settings.training
-    sizes = row_counts(rows.train)
-    visits = federation.rounds * federation.clients_per_round
-    mean_size, largest = float(sizes.mean()), int(sizes.max())
-    batches = ceil(mean_size / training.batch_size)
-    return Workload(
-        largest=largest,
-        steps=round(visits * training.epochs * batches),
-        clients=ceil(federation.clients_per_round / ranks),
-        batch_flops=costs.forward_flops() * min(training.batch_size, largest),
-        evenness=batches / ceil(largest / training.batch_size),
-        gradients=plan.mask is not None and (plan.mask.needs_gradient or plan.mask.needs_first_gradient),
-        # A client's test images are one batch, not filled up; those of all clients, several of a fair size.
-        test_batch=min(
-            plan.settings.eval.batch_size, max(LEAST_TEST_BATCH, int(row_counts(rows.test).max()))
-        ),
-    )
 
 
 def _check_batches(plan: Plan, rows: ClientRows, network: nn.Module) -> None:
