@@ -16,6 +16,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from fedspa.running.launch import ALONE, Launch
+from fedspa.running.rank_group import RankGroup
 
 if TYPE_CHECKING:
     from fedspa.running.assembly import Federation
@@ -34,8 +35,8 @@ EMNIST = (
 """Images and training of the paper's EMNIST runs, made up; clients and training images are left to be set."""
 
 
-def federation(*overrides: str, launch: Launch = ALONE) -> Federation:
-    """A federation by the words of src/train.py; it writes no files."""
+def federation(*overrides: str, launch: Launch = ALONE, group: RankGroup | None = None) -> Federation:
+    """A federation by the words of src/train.py; it writes no files. `group`: the launch's ranks, joined."""
     from hydra import compose, initialize_config_dir
 
     from fedspa import config
@@ -44,7 +45,7 @@ def federation(*overrides: str, launch: Launch = ALONE) -> Federation:
     config.register()
     fixed = ["logger=none", "federation.rounds=100000"]
     with initialize_config_dir(str(config.config_dir()), version_base="1.3"):
-        return assembly.build(config.check(compose("config", overrides=[*fixed, *overrides])), launch)
+        return assembly.build(config.check(compose("config", overrides=[*fixed, *overrides])), launch, group)
 
 
 class PlainLeNet5(nn.Sequential):

@@ -15,6 +15,7 @@ from statistics import median
 
 from bench import EMNIST, Row, federation, repeats, report
 
+from fedspa.running.joining import joined
 from fedspa.running.launch import launched, usable_cores
 
 WORDS = (
@@ -46,12 +47,12 @@ def rows(rounds: int) -> Iterator[Row]:
 
 def measure(rounds: int, workers: int) -> Row:
     """In processes of its own."""
-    made = federation(*WORDS, f"hardware.workers={workers}", launch=launched())
-    run = made.loop.rounds()
-    next(run)
-    seconds = [next(run).seconds["total"] for _ in range(rounds)]
-    made.executor.close()
-    made.group.close()
+    with joined(launched()) as group:
+        made = federation(*WORDS, f"hardware.workers={workers}", launch=launched(), group=group)
+        run = made.loop.rounds()
+        next(run)
+        seconds = [next(run).seconds["total"] for _ in range(rounds)]
+        made.executor.close()
     return {"round_s": median(seconds)}
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from fedspa.cli import folder_is_given, log_into, main
 from fedspa.config import Plan
+from fedspa.running.launch import launched
 from fedspa.saving.resuming import place
 
 
@@ -31,14 +32,18 @@ def train(plan: Plan, folder: Path) -> None:
         print(outlook(plan), end="\n\n", flush=True)
         print(listing({plan.settings.name: plan}))
         return
-    found = place(plan, folder, given=folder_is_given())
-    if found.finished:
-        print(f"Finished already: {found.folder}")
-        return
-    log_into(found.folder)
-    from fedspa.running.experiment import run
+    from fedspa.running.joining import joined
 
-    run(plan, found.folder)
+    with joined(launched()) as group:
+        found = group.from_first(lambda: place(plan, folder, given=folder_is_given()))
+        if found.finished:
+            if group.main:
+                print(f"Finished already: {found.folder}")
+            return
+        log_into(found.folder)
+        from fedspa.running.experiment import run
+
+        run(plan, found.folder, group)
 
 
 if __name__ == "__main__":

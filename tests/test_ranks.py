@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,20 @@ def test_what_one_rank_raises_all_raise(in_ranks):
         return "went on"
 
     assert [str(told) for told in in_ranks(3, work)] == ["rank 1 has no data"] * 3
+
+
+def test_the_first_rank_is_asked_for_all(in_ranks):
+    def work(group: RankGroup) -> Any:
+        with suppress(UserError):
+            group.from_first(refuse)
+            return "went on"
+        return group.from_first(lambda: f"of {group.rank}")
+
+    def refuse() -> None:
+        raise UserError("other settings")
+
+    assert in_ranks(2, work) == ["of 0"] * 2
+    assert work(RankGroup()) == "of 0"
 
 
 def test_small_talk(in_ranks):

@@ -33,7 +33,6 @@ from fedspa.rounds.theory import TheoremCurves
 from fedspa.rounds.visitor import OPTIONAL, Call, Visitor
 from fedspa.running.executor import Executor, InProcess, Workers, can_fork
 from fedspa.running.fitting import check_fits
-from fedspa.running.interruption import Interruptions
 from fedspa.running.launch import ALONE, Launch, usable_cores
 from fedspa.running.memory import keep_freed_memory
 from fedspa.running.rank_group import RankGroup
@@ -73,14 +72,20 @@ class Federation:
         return ((name, part) for name, part in named.items() if part)
 
 
-def build(plan: Plan, launch: Launch = ALONE, interruptions: Interruptions | None = None) -> Federation:
+def build(plan: Plan, launch: Launch = ALONE, group: RankGroup | None = None) -> Federation:
     """Load the data, deal it to the clients, and put network, engine, evaluator and loop together.
 
-    Every rank of a launch does so; what one of them raises, all raise. `interruptions`: of the run.
+    Every rank of a launch does so; what one of them raises, all raise. `group`: the ranks, which have joined.
     """
-    group = RankGroup(launch.rank, launch.size, interruptions)
-    with group.droppable():
+    group = group or RankGroup()
+    with group.synchronised(interruptible=True), group.droppable():
         fabric = plan.hardware.fabric(launch)
+    kinds = group.gather(fabric.device.type)
+    if len(set(kinds)) > 1:
+        raise UserError(
+            f"hardware.accelerator={plan.hardware.accelerator} finds not the same for all ranks ("
+            f"{', '.join(f'rank {rank}: {kind}' for rank, kind in enumerate(kinds))}): use hardware=gpu or cpu."
+        )
     with group.synchronised(interruptible=True), group.droppable():
         return _assemble(plan, fabric, launch, group)
 

@@ -19,9 +19,10 @@ from fedspa.partition.base import label_counts, partition_hash
 from fedspa.records import ACCURACY, VALIDATION, RoundRecord, RunInfo, RunResult
 from fedspa.rounds.scores import ClientScores
 from fedspa.running.assembly import Federation, build
-from fedspa.running.interruption import Interruptions
+from fedspa.running.joining import joined
 from fedspa.running.launch import launched
 from fedspa.running.out_of_memory import tells_of_memory
+from fedspa.running.rank_group import RankGroup
 from fedspa.running.shared_file import on_every_rank
 from fedspa.saving.archive import read
 from fedspa.saving.checkpoint import Checkpoints
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 @tells_of_memory
-def run(plan: Plan, folder: Path) -> dict[str, Any]:
+def run(plan: Plan, folder: Path, group: RankGroup | None = None) -> dict[str, Any]:
     """Run what the plan says, leave the results in `folder`, and return the summary.
 
     With `resume` it goes on from the newest checkpoint in the folder, if one can be read; else it begins anew there.
@@ -46,13 +47,13 @@ def run(plan: Plan, folder: Path) -> dict[str, Any]:
     Raises `UserError` where the data or the network shows that the plan cannot work; that is before training
     starts and before any tracker has begun. A run that ends early saves its last complete round, and its trackers
     are told: FAILED, or KILLED after Ctrl-C or a preemption. Under torchrun or SLURM all ranks run this; the first
-    one tracks and saves, into its folder.
+    one tracks and saves, into its folder. `group`: the ranks, where they have joined already.
     """
-    with Interruptions() as interruptions, ExitStack() as stack:
-        federation = build(plan, launched(), interruptions)
-        stack.callback(federation.group.close)
+    with ExitStack() as stack:
+        group = group or stack.enter_context(joined(launched()))
+        federation = build(plan, launched(), group)
         stack.callback(federation.executor.close)
-        group, folder = federation.group, federation.group.broadcast(folder)
+        folder = group.broadcast(folder)
         with group.synchronised():
             if group.main:
                 stack.enter_context(occupied(folder))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import socket
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import UserError, check_choice, check_range
@@ -13,10 +13,6 @@ from fedspa.running.launch import ALONE, Launch
 if TYPE_CHECKING:
     import torch
     from lightning.fabric import Fabric
-
-
-RANK_PATIENCE = timedelta(days=2)
-"""How long ranks wait for each other. One that died is noticed at once; one that is slow is waited for."""
 
 
 @dataclass(kw_only=True)
@@ -71,7 +67,7 @@ class Hardware:
         return "32-true" if self.precision == "tf32" else self.precision
 
     def fabric(self, launch: Launch = ALONE) -> Fabric:
-        """Lightning Fabric on this hardware, its process group joined where the launch has several ranks.
+        """Lightning Fabric on this hardware; of a launch with several ranks, which have `joined` before.
 
         Raises `UserError` if it needs a GPU and there is none, or fewer than ranks.
         """
@@ -89,35 +85,35 @@ class Hardware:
         torch.backends.cudnn.deterministic = self.deterministic
         torch.backends.cudnn.benchmark = not self.deterministic
         if launch.size > 1:
-            return self._joined(launch)
+            return self._of_several(launch)
         # Named, since Fabric would take whatever has reserved several tasks for their launcher.
         alone = LightningEnvironment()
         return Fabric(
             accelerator=self.accelerator, devices=1, precision=self._fabric_precision, plugins=[alone]
         )
 
-    def _joined(self, launch: Launch) -> Fabric:
-        """Fabric as one rank of several. Its strategy only joins the group: no network is ever wrapped by it."""
+    def _of_several(self, launch: Launch) -> Fabric:
+        """Fabric as one rank of several. Its strategy finds the group made, and never wraps a network."""
         import torch
         from lightning.fabric import Fabric
-        from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
         from lightning.fabric.strategies import DDPStrategy
+
+        from fedspa.running.joining import environment_of
 
         gpus = torch.cuda.device_count()
         on_gpus = self.accelerator == "gpu" or (self.accelerator == "auto" and gpus > 0)
         if on_gpus and gpus < launch.local_size:
             raise UserError(
-                f"{launch.launcher} started {launch.local_size} processes on this machine, which has {gpus} GPUs: "
-                "it must be one process a GPU, or hardware=cpu."
+                f"{launch.launcher} started {launch.local_size} processes on {socket.gethostname()}, where torch sees "
+                f"{gpus} GPUs: it must be one process a GPU, or hardware=cpu."
             )
-        slurm = launch.launcher == "slurm"
         fabric = Fabric(
             accelerator="gpu" if on_gpus else "cpu",
             devices=launch.local_size,
             num_nodes=launch.machines,
             precision=self._fabric_precision,
-            strategy=DDPStrategy(process_group_backend="gloo", timeout=RANK_PATIENCE),
-            plugins=[SLURMEnvironment(auto_requeue=False) if slurm else TorchElasticEnvironment()],
+            strategy=DDPStrategy(process_group_backend="gloo"),
+            plugins=[environment_of(launch)],
         )
         logging.disable(logging.INFO)  # else a page of lines from every rank
         fabric.launch()

@@ -9,7 +9,7 @@ closes its connections, so that the next collective of the others fails (`RankLo
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -108,6 +108,17 @@ class RankGroup:
     def broadcast(self, item: T, source: int = 0) -> T:
         """What rank `source` has; small, as in `gather`."""
         return self.gather(item if self.rank == source else None)[source]  # type: ignore[return-value]
+
+    def from_first(self, ask: Callable[[], T]) -> T:
+        """What the first rank finds, which alone is asked; what it raises, all raise."""
+        item, failure = None, None
+        try:
+            if self.main:
+                with self.droppable():
+                    item = ask()
+        except BaseException as error:
+            failure = Failure(error)
+        return self.gather(item, failure)[0]  # type: ignore[return-value]
 
     def broadcast_tensor(self, tensor: torch.Tensor, source: int) -> None:
         """Overwrite a contiguous tensor on the CPU, of any dtype, by that of rank `source`."""

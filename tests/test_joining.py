@@ -1,0 +1,124 @@
+"""Ranks that look for each other: who is missing, lacks its device or is asked to end keeps nobody waiting."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rank_runs import End, run_in_ranks
+from test_resume import TINY
+
+from fedspa.config import Plan
+from fedspa.errors import UserError
+from fedspa.running import joining
+from fedspa.running.hardware import Hardware
+from fedspa.running.interruption import Preempted
+from fedspa.running.joining import joined
+from fedspa.running.launch import Launch
+
+PLANS = Callable[..., Plan]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[int, Any]]:
+    """`start(1)`: a process that joins as rank 1 of 2: its id, and the pipe on which it tells what it met with."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    context = multiprocessing.get_context("fork")
+
+    def live(rank: int, link: Any) -> None:
+        try:
+            with joined(Launch("torchrun", rank, 2, 2)) as group:
+                link.send(group.from_first(lambda: f"met {group.rank}"))
+                group.wait()
+        except BaseException as error:
+            link.send(error)
+
+    def start(rank: int) -> tuple[int, Any]:
+        here, there = context.Pipe()
+        process = context.Process(target=live, args=(rank, there), daemon=True)
+        process.start()
+        there.close()
+        return process.pid or 0, here
+
+    return start
+
+
+def told(link: Any) -> Any:
+    assert link.poll(60), "it waits for ever"
+    return link.recv()
+
+
+def test_ranks_meet_whoever_comes_first(start: Callable[[int], tuple[int, Any]]) -> None:
+    _, second = start(1)
+    time.sleep(0.3)
+    _, first = start(0)
+    assert told(first) == told(second) == "met 0"
+
+
+@pytest.mark.parametrize(
+    ("rank", "why"), [(0, "rank 1 of 2 did not come"), (1, r"rank 0 is not to be reached at 127.0.0.1:\d+: ")]
+)
+def test_whoever_came_says_who_did_not(
+    start: Callable[[int], tuple[int, Any]], monkeypatch: pytest.MonkeyPatch, rank: int, why: str
+) -> None:
+    monkeypatch.setattr(joining, "PATIENCE_S", 0.6)
+    monkeypatch.setattr(joining, "_TRY_S", 0.2)
+    _, link = start(rank)
+    with pytest.raises(UserError, match=rf"The 2 ranks of this run did not .* 0.01 minutes \({why}"):
+        raise told(link)
+
+
+def test_a_signal_ends_the_waiting(start: Callable[[int], tuple[int, Any]]) -> None:
+    pid, link = start(0)
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGTERM)
+    assert isinstance(told(link), Preempted)
+
+
+def by_rank(monkeypatch: pytest.MonkeyPatch, second: Callable[[], Any]) -> None:
+    """Have `Hardware.fabric` be another thing on the second rank."""
+    original = Hardware.fabric
+
+    def fabric(self: Hardware, launch: Launch) -> Any:
+        return second() if launch.rank else original(self, launch)
+
+    monkeypatch.setattr(Hardware, "fabric", fabric)
+
+
+def test_a_rank_that_lacks_its_gpu_ends_all_with_a_sentence(
+    plan: PLANS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> None:
+        raise UserError("no GPU here")
+
+    by_rank(monkeypatch, none)
+    assert run_in_ranks(plan(*TINY), tmp_path) == [End(2, "no GPU here")] * 2
+
+
+def test_ranks_on_devices_of_several_kinds_are_refused(
+    plan: PLANS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_rank(monkeypatch, lambda: SimpleNamespace(device=torch.device("meta")))
+    first, second = run_in_ranks(plan(*TINY), tmp_path)
+    assert first == second and first.code == 2
+    assert "finds not the same for all ranks (rank 0: cpu, rank 1: meta)" in first.reason
+
+
+def test_too_few_gpus_are_told_with_the_machine(plan: PLANS, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    wanted = plan("hardware.accelerator=gpu").hardware
+    with pytest.raises(UserError, match=f"2 processes on {socket.gethostname()}, where torch sees 1 GPUs"):
+        wanted.fabric(Launch("torchrun", 1, 2, 2))
