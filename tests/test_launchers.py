@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tracking_runs import run_info, run_record, run_result
 
 from fedspa.cli import main
 from fedspa.running.interruption import Preempted
-from fedspa.sweeping import launchers
+from fedspa.sweeping import gpu_places, launchers
+from fedspa.sweeping.gpu_places import VISIBLE, take_a_gpu
 from fedspa.sweeping.launchers import CONSOLE, Ended, Launching, beside_others
 from fedspa.tracking.mlflow_page import PARENT
 from fedspa.tracking.mlflow_store import MLflowTracker
@@ -140,6 +143,59 @@ def test_descendants_are_found():
         for process in [*launchers._descendants(child.pid), child.pid]:
             os.kill(process, signal.SIGKILL)
         child.wait()
+
+
+# A machine with several GPUs
+
+
+@pytest.mark.parametrize(
+    ("told", "there", "seen"),
+    [
+        (None, 2, {"0": 2, "1": 2}),
+        (None, 3, {"0": 2, "1": 1, "2": 1}),
+        ("4,GPU-7a", 0, {"4": 2, "GPU-7a": 2}),
+        (None, 1, {None: 4}),  # as it was
+        (None, 0, {None: 4}),
+        ("3", 8, {"3": 4}),
+        ("", 8, {"": 4}),
+    ],
+)
+def test_four_processes_go_round_the_gpus(told, there, seen, tmp_path, monkeypatch):
+    together = multiprocessing.get_context("fork")
+    queue, barrier = together.SimpleQueue(), together.Barrier(4)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+
+    def process() -> None:
+        os.environ.pop(VISIBLE, None)
+        if told is not None:
+            os.environ[VISIBLE] = told
+        take_a_gpu(tmp_path)
+        first = os.environ.get(VISIBLE)
+        barrier.wait(60)  # nobody has ended yet
+        take_a_gpu(tmp_path)  # its next job
+        queue.put((first, os.environ.get(VISIBLE)))
+
+    for _ in range(2):  # the places of those that have ended are free again
+        processes = [together.Process(target=process) for _ in range(4)]
+        for each in processes:
+            each.start()
+        for each in processes:
+            each.join(120)
+        found = [queue.get() for _ in processes]
+        assert Counter(first for first, _ in found) == seen
+        assert all(first == second for first, second in found)
+
+
+def test_a_job_beside_others_takes_its_gpu_first(job_process, tmp_path, monkeypatch):
+    monkeypatch.setattr(Launching, "by", lambda launcher, jobs: Launching(True, True))
+    monkeypatch.setattr(gpu_places, "_places", [])
+    monkeypatch.setenv(VISIBLE, "5,6")
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    words = ["train.py", "-m", f"hydra.sweep.dir={tmp_path}", "logger=none", "seed=0,1"]
+    monkeypatch.setattr(sys, "argv", words)
+    seen = []
+    assert main(lambda plan, folder: seen.append(os.environ[VISIBLE])) == 0
+    assert seen == ["5", "5"]
 
 
 # The tracking store

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,6 +73,29 @@ def test_a_range_ends_before_its_stop_as_pythons(values, low, high, step):
     (found,) = space(f"sparsity={values}").distributions().values()
     assert (found.low, found.high, found.step) == (low, high, step)
     assert type(found.high) is type(high)
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn", "expected"),
+    [
+        ("interval(0.1,0.9)", 0.25539072365245863, 0.2554),
+        ("interval(0,1000)", 25.539072365245863, 26.0),
+        ("interval(0.99999,1.0)", 0.999993512345, 0.999993512),
+        ("interval(0.12341,0.6)", 0.123412, 0.12341),  # never below the lowest
+        ("interval(0.5,0.5)", 0.5, 0.5),
+        ("tag(log,interval(1e-5,1))", 0.0000293428244830, 0.00002934),
+        ("tag(log,interval(0.01,1))", 0.293428244830, 0.2934),
+        ("tag(log,interval(0.99,1))", 0.9912345678, 0.99123),
+        ("range(0.1,0.5,0.1)", 0.1 + 2 * 0.1, 0.3),
+        ("range(1,9)", 4, 4),
+        ("dst,rsm", "rsm", "rsm"),
+    ],
+)
+def test_a_drawn_value_has_the_digits_that_matter(values, drawn, expected):
+    (distribution,) = space(f"training.lr={values}").distributions().values()
+    found = search._short(drawn, distribution)
+    assert found == expected and type(found) is type(drawn)
+    assert distribution._contains(distribution.to_internal_repr(found))
 
 
 @pytest.mark.parametrize(
@@ -283,33 +308,73 @@ def test_a_failed_trial_has_no_score(plan, tmp_path, capsys):
     assert validation_score(tmp_path, "personal") is None
 
 
-def test_only_validation_rows_choose(tmp_path, monkeypatch, capsys):
-    def command(task, *words: str) -> int:
+@pytest.fixture
+def typed(tmp_path, monkeypatch):
+    """`typed(task, "seed=1")`: the exit code of `train.py` with these words, in this process."""
+
+    def typed(task, *words: str) -> int:
         monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # which `main` sets
-        own = ["-m", "hydra/sweeper=search", "hydra.sweeper.trials=2", "logger=none", LR]
-        monkeypatch.setattr(sys, "argv", ["train.py", *own, f"hydra.sweep.dir={tmp_path}", *words])
+        place = f"hydra.sweep.dir={tmp_path}" if "-m" in words else f"hydra.run.dir={tmp_path}/run"
+        monkeypatch.setattr(sys, "argv", ["train.py", *words, "logger=none", place])
         return main(task)
 
-    def task(plan, folder):
-        leave(folder, 50.0)
-        (folder / "summary.json").write_text(json.dumps({"config_hash": plan.config_hash}))
+    return typed
 
-    assert command(task) == 2
+
+def finish(plan, folder):
+    leave(folder, 50.0)
+    (folder / "summary.json").write_text(json.dumps({"config_hash": plan.config_hash}))
+
+
+def test_the_shipped_search_and_the_command_that_it_ends_with(typed, capsys):
+    file = Path(__file__).parents[1] / "sweeps" / "tune.yaml"
+    (words,) = re.findall("^# python src/train.py (.*)$", file.read_text(), re.MULTILINE)
+    small = ["experiment=digits_study", "seed=3"]
+    assert typed(finish, *words.split(), *small, "hydra.sweeper.trials=2") == 0
+    command = capsys.readouterr().out.splitlines()[-1]
+    found = []
+    assert typed(lambda plan, folder: found.append(plan), *shlex.split(command)[2:]) == 0
+    (best,) = found
+    assert (best.settings.seed, best.dataset.val_fraction, best.names["dataset"]) == (3, 0.2, "digits")
+    assert f"mask.alpha0={best.mask.alpha0} " in command
+    assert f"training.lr={best.settings.training.lr}" in command
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["sweep=tune"], "hydra.sweeper.trials belongs to a search: add hydra/sweeper=search."),
+        (
+            ["hydra/sweeper=search", "sweep=main"],
+            "hydra.sweeper.rows has no place in a search: leave out hydra/sweeper=search.",
+        ),
+    ],
+)
+def test_a_search_is_no_study_nor_a_study_a_search(words, sentence, typed, capsys):
+    assert typed(finish, "-m", *words) == 2
+    assert capsys.readouterr().err == f"Error: {sentence}\n"
+
+
+def test_only_validation_rows_choose(typed, capsys):
+    def command(task, *words: str) -> int:
+        return typed(task, "-m", "hydra/sweeper=search", "hydra.sweeper.trials=2", LR, *words)
+
+    assert command(finish) == 2
     assert capsys.readouterr().err == (
         "Error: hydra/sweeper=search chooses by validation rows, and there are none: set dataset.val_fraction=0.2.\n"
     )
-    assert command(task, "dataset.val_fraction=0.2", "method=fedavg", "hydra.sweeper.kind=personal") == 2
+    assert command(finish, "dataset.val_fraction=0.2", "method=fedavg", "hydra.sweeper.kind=personal") == 2
     assert (
         "hydra.sweeper.kind=personal is no model of method=fedavg: it must be one of"
         in capsys.readouterr().err
     )
-    assert command(task, "dataset.val_fraction=0.2", "dry_run=true") == 2
+    assert command(finish, "dataset.val_fraction=0.2", "dry_run=true") == 2
     assert "cannot tell its jobs before they run" in capsys.readouterr().err
     for option, sentence in (
         ("trials=0", "trials=0 is out of range: it must be at least 1"),
         ("seed=x", "seed=x is not a whole number"),
     ):
-        assert command(task, "dataset.val_fraction=0.2", f"hydra.sweeper.{option}") == 2
+        assert command(finish, "dataset.val_fraction=0.2", f"hydra.sweeper.{option}") == 2
         assert capsys.readouterr().err == f"Error: hydra.sweeper.{sentence}.\n"
-    assert command(task, "dataset.val_fraction=0.2") == 0
+    assert command(finish, "dataset.val_fraction=0.2") == 0
     assert "Best of 2 trials: personal accuracy 50.00 % on validation rows" in capsys.readouterr().out

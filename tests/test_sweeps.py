@@ -96,7 +96,8 @@ def test_a_large_study_says_how_far_its_check_is(sweep, monkeypatch, capsys):
 
 
 def test_every_file_is_known_here():
-    assert {file.stem for file in (ROOT / "sweeps").iterdir()} == set(JOBS)
+    searches = {"tune"}  # test_search.py runs it
+    assert {file.stem for file in (ROOT / "sweeps").iterdir()} == set(JOBS) | searches
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -331,6 +332,18 @@ def test_a_study_needs_m(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", "sweep=main", f"hydra.run.dir={tmp_path}/run"])
     assert main(never) == 2
     assert capsys.readouterr().err == "Error: sweep=main stands for many runs: add -m to start them.\n"
+
+
+def test_a_study_whose_axes_all_have_one_value_is_one_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    own = ["train.py", "sweep=regrow", "seed=0", "experiment=digits_study", f"hydra.run.dir={tmp_path}/run"]
+    monkeypatch.setattr(sys, "argv", own)
+    assert main(never) == 2
+    assert "stands for many runs" in capsys.readouterr().err
+    found = []
+    monkeypatch.setattr(sys, "argv", [*own, "mask.regrow=random"])
+    assert main(lambda plan, folder: found.append(plan.mask.regrow)) == 0
+    assert found == ["random"]
 
 
 def test_a_study_that_runs_already_is_refused(sweep, tmp_path, capsys):

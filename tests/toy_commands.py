@@ -21,16 +21,18 @@ from omegaconf import DictConfig, open_dict
 import fedspa.config
 import fedspa.paths
 import fedspa.running.experiment  # noqa: F401
+import fedspa.sweeping.search
 import fedspa.sweeping.studies
+from fedspa.sweeping.search import Search
 from fedspa.sweeping.studies import Study
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = 2
-"""Of a study, so many jobs are run."""
+"""Of a study, so many jobs are run; of a search so many trials."""
 TIME_LIMIT = 300
 """Seconds after which a command has failed."""
 
-_check, _study = fedspa.config.check, fedspa.sweeping.studies.study
+_check, _study, _search = fedspa.config.check, fedspa.sweeping.studies.study, fedspa.sweeping.search.Search
 
 
 def toy(config: DictConfig) -> DictConfig:
@@ -73,6 +75,10 @@ def small_study(*args: Any, **kwargs: Any) -> Study:
     return replace(whole, jobs=whole.jobs[:JOBS])
 
 
+def small_search(trials: int, *options: Any) -> Search:
+    return _search(min(trials, JOBS), *options)
+
+
 def run(words: Sequence[str], root: Path, log: Path) -> int:
     """Run `python <words>`, an entry point in src/, in a root of its own; returns its exit code."""
     (root / "conf").mkdir(parents=True, exist_ok=True)
@@ -94,6 +100,7 @@ def _inside(words: Sequence[str], root: Path, log: Path) -> int:
         fedspa.paths.__file__ = str(root / "src" / "fedspa" / "paths.py")
         _instead(_check, small_check)
         _instead(_study, small_study)
+        _instead(_search, small_search)
         sys.argv = [str(ROOT / words[0]), *words[1:]]
         runpy.run_path(sys.argv[0], run_name="__main__")
         code = 0

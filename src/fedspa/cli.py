@@ -28,6 +28,7 @@ from fedspa.running.interruption import PREEMPTED, STOPPED, Preempted, Preemptib
 from fedspa.running.launch import launched
 from fedspa.running.streams import ReaderGone, ends_with_its_reader
 from fedspa.settings import Config
+from fedspa.sweeping.gpu_places import take_a_gpu
 from fedspa.sweeping.launchers import EXTRAS, Ended, Launching, beside_others
 from fedspa.sweeping.studies import register_studies
 from fedspa.sweeping.sweep import JobFailed
@@ -73,10 +74,13 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
                 folder.rmdir()
         try:
             study = command.runtime.choices.get("sweep")
-            if study and command.mode == RunMode.RUN:
+            if study and command.mode == RunMode.RUN and not _one_of(command):
                 raise UserError(f"sweep={study} stands for many runs: add -m to start them.")
-            beside = command.mode == RunMode.MULTIRUN and Launching.by(command.launcher, 1).side_by_side
-            with beside_others(folder) if beside else nullcontext():
+            sweeping = command.mode == RunMode.MULTIRUN
+            launching = Launching.by(command.launcher, 1) if sweeping else Launching()
+            if launching.here:
+                take_a_gpu(folder.parent)
+            with beside_others(folder) if launching.side_by_side else nullcontext():
                 task(check(config), folder)
         except Ended as end:
             raise JobFailed(end.code, str(end)) from None
@@ -120,6 +124,12 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
     except OSError as error:  # from making the folder of a run
         return report(unwritable(error), show_traceback)
     return 0
+
+
+def _one_of(command: Any) -> bool:
+    """Whether each axis of the chosen study has a value on the command line, so that it stands for one run."""
+    told = {override.partition("=")[0].lstrip("+") for override in command.overrides.task}
+    return not command.sweeper.get("rows") and told >= set(command.sweeper.params)
 
 
 def folder_is_given() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from fedspa.config import check
+from fedspa.errors import UserError
 from fedspa.sweeping.search import Search, Space
 from fedspa.sweeping.studies import study
 from fedspa.sweeping.sweep import run_sweep
@@ -21,8 +22,9 @@ from fedspa.sweeping.sweep import run_sweep
 class StudySweeper(Sweeper):
     """Hands what Hydra knows to `fedspa.sweeping.sweep`; conf/hydra/sweeper/study.yaml explains its options."""
 
-    def __init__(self, params: dict[str, str], rows: list[dict[str, Any]]) -> None:
-        self._params, self._rows = params, rows
+    def __init__(self, params: dict[str, str], rows: list[dict[str, Any]], **others: Any) -> None:
+        # A mistake in them is told by `sweep`: what is raised here Hydra would wrap in words of its own.
+        self._params, self._rows, self._others = params, rows, others
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._loader, self._config = hydra_context.config_loader, config
@@ -32,6 +34,8 @@ class StudySweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run what the command line asks for; ends the program with an exit code where a job failed."""
+        if self._others:
+            raise UserError(f"{_listed(self._others)} belongs to a search: add hydra/sweeper=search.")
         parser = OverridesParser.create(config_loader=self._loader)
         code = run_sweep(
             study(self._params, self._rows, arguments, parser),
@@ -54,14 +58,17 @@ class SearchSweeper(StudySweeper):
     """Hands what Hydra knows to `fedspa.sweeping.search`; conf/hydra/sweeper/search.yaml explains its options."""
 
     def __init__(
-        self, params: dict[str, str], trials: int, at_once: int, seed: int, kind: str | None
+        self, params: dict[str, str], trials: int, at_once: int, seed: int, kind: str | None, **others: Any
     ) -> None:
-        super().__init__(params, rows=[])
-        # A mistake in them is told by `sweep`: what is raised here Hydra would wrap in words of its own.
-        self._options = (trials, at_once, seed, kind)
+        super().__init__(params, [])
+        self._options, self._others = (trials, at_once, seed, kind), others
 
     def sweep(self, arguments: list[str]) -> None:
         """Search; ends the program with an exit code where a trial failed."""
+        if self._others:
+            raise UserError(
+                f"{_listed(self._others)} has no place in a search: leave out hydra/sweeper=search."
+            )
         search = Search(*self._options)
         root, launcher = Path(self._config.hydra.sweep.dir), self._config.hydra.launcher
         space = Space.of(self._params, arguments, OverridesParser.create(config_loader=self._loader))
@@ -75,3 +82,7 @@ class SearchSweeper(StudySweeper):
         )
         if code:
             raise SystemExit(code)
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    return " and ".join(f"hydra.sweeper.{name}" for name in options)

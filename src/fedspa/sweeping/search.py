@@ -12,6 +12,7 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -96,6 +97,19 @@ def _distribution(key: str, override: Override) -> Any:
         return distributions.FloatDistribution(float(sweep.start), float(sweep.end), log)
     except (ValueError, ArithmeticError) as error:
         raise UserError(f"{override.input_line or key} cannot be searched: {brief(error)}.") from error
+
+
+def _short(value: Any, distribution: Any) -> Any:
+    """A drawn value with no more digits than matter to a search: they stand in names and commands."""
+    if not isinstance(value, float):
+        return value
+    low, high, step = distribution.low, distribution.high, distribution.step
+    if step:  # counted in decimals: 0.1 + 2 * 0.1 is 0.3
+        return float(Decimal(str(low)) + round((value - low) / step) * Decimal(str(step)))
+    scale = min(high - low, value) if distribution.log else high - low
+    if not scale:
+        return value
+    return min(max(round(value, 3 - math.floor(math.log10(scale))), low), high)
 
 
 @dataclass(frozen=True)
@@ -185,7 +199,8 @@ class Search:
         for number in range(known, min(self.trials, batches * self.at_once)):
             seed = int(numpy_generator(self.seed, "search", number).integers(2**31))
             apart.sampler = TPESampler(seed=seed)
-            values[number] = apart.ask(dict(distributions)).params
+            drawn = apart.ask(dict(distributions)).params
+            values[number] = {key: _short(value, distributions[key]) for key, value in drawn.items()}
             study.add_trial(
                 create_trial(
                     state=TrialState.RUNNING, params=values[number], distributions=dict(distributions)
