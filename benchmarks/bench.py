@@ -40,11 +40,12 @@ def federation(*overrides: str, launch: Launch = ALONE, group: RankGroup | None 
     from hydra import compose, initialize_config_dir
 
     from fedspa import config
+    from fedspa.paths import config_dir
     from fedspa.running import assembly
 
     config.register()
     fixed = ["logger=none", "federation.rounds=100000"]
-    with initialize_config_dir(str(config.config_dir()), version_base="1.3"):
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
         return assembly.build(config.check(compose("config", overrides=[*fixed, *overrides])), launch, group)
 
 

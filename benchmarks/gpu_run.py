@@ -37,6 +37,7 @@ from hydra import compose, initialize_config_dir
 from fedspa import config
 from fedspa.config import Plan
 from fedspa.engines.base import Engine
+from fedspa.paths import config_dir
 from fedspa.running import assembly, experiment
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.run_folder import RunFolder
@@ -105,7 +106,7 @@ CASES = [
 
 
 def plan_of(overrides: list[str]) -> Plan:
-    with initialize_config_dir(str(config.config_dir()), version_base="1.3"):
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
         return config.check(compose("config", overrides=overrides))
 
 

@@ -83,10 +83,11 @@ def measure(overrides: list[str]) -> dict[str, Any]:
     from hydra import compose, initialize_config_dir
 
     from fedspa import config
+    from fedspa.paths import config_dir
     from fedspa.running.experiment import run
 
     config.register()
-    with initialize_config_dir(str(config.config_dir()), version_base="1.3"):
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
         plan = config.check(compose("config", overrides))
     watch = Stopwatch()
     plan.loggers["stopwatch"] = watch

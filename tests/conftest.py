@@ -10,7 +10,8 @@ import hypothesis
 import pytest
 from omegaconf import DictConfig
 
-from fedspa.config import Plan, check, config_dir, register
+from fedspa.config import Plan, check, register
+from fedspa.paths import config_dir
 from fedspa.sweeping.studies import register_studies
 
 # The tests run on every core, a process each: one thread a process, in the commands that they start too.

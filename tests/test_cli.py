@@ -14,8 +14,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from fedspa.cli import main
-from fedspa.config import config_dir, register
+from fedspa.config import register
 from fedspa.errors import UserError
+from fedspa.paths import config_dir
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = "{'torch._C', 'lightning', 'mlflow', 'torchmetrics', 'matplotlib', 'pandas'}"

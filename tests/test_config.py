@@ -6,8 +6,10 @@ import re
 
 import pytest
 
-from fedspa.config import ONE_EACH, build_model, config_dir
+from fedspa.config import ONE_EACH
 from fedspa.errors import UserError
+from fedspa.models.building import build_model
+from fedspa.paths import config_dir
 from fedspa.running.hardware import Hardware
 
 OPTIONS = sorted((file.parent.name, file.stem) for file in config_dir().glob("*/*.yaml"))

@@ -26,7 +26,7 @@ from tape import TapeCaptures
 from torch import nn
 from torch._dynamo.utils import counters
 
-from fedspa.config import check, config_dir, register
+from fedspa.config import check, register
 from fedspa.data.batches import Pixels
 from fedspa.data.source import Augmentation
 from fedspa.engines import over_eager
@@ -46,6 +46,7 @@ from fedspa.methods.local import Local
 from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.methods.subsampling import Subsampling
 from fedspa.models.initialise import seeded
+from fedspa.paths import config_dir
 from fedspa.rounds.requests import Gradient, Predict, Pull, Train, TrainingAccuracy
 from fedspa.running import experiment
 from fedspa.running.hardware import Hardware

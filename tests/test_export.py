@@ -21,10 +21,11 @@ from safetensors.torch import load_file
 
 import fedspa.export.command
 import fedspa.export.runs
-from fedspa.config import check, config_dir, register
+from fedspa.config import check, register
 from fedspa.data.clients import client_rows
 from fedspa.export.formats import as_onnx, as_safetensors, as_torch
 from fedspa.export.stored_run import StoredRun
+from fedspa.paths import config_dir
 from fedspa.running.experiment import run
 
 ROOT = Path(__file__).resolve().parents[1]

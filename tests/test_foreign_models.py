@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedspa.config import build_model
 from fedspa.costing.costs import NetworkCosts
 from fedspa.errors import UserError
 from fedspa.models.batchnorm import with_batchnorm
+from fedspa.models.building import build_model
 from fedspa.models.image_size import check_forward
 from fedspa.running import experiment
 from fedspa.running.assembly import build as build_federation

@@ -22,8 +22,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from fedspa.config import Plan, check, config_dir, explain, register
+from fedspa.components import explain
+from fedspa.config import Plan, check, register
 from fedspa.errors import UserError, nearest
+from fedspa.paths import config_dir
 from fedspa.running.interruption import PREEMPTED, STOPPED, Preempted, Preemptible
 from fedspa.running.launch import launched
 from fedspa.running.streams import ReaderGone, ends_with_its_reader

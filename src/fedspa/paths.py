@@ -14,3 +14,10 @@ def project_root() -> Path:
         if (folder / "conf").is_dir() and (folder / "pyproject.toml").is_file():
             return folder
     return Path.cwd()
+
+
+def config_dir() -> Path:
+    """The folder of YAML files: conf/ of the clone, or the copy inside the installed package."""
+    package = Path(__file__).resolve().parent
+    clone = package.parents[1] / "conf"
+    return clone if clone.is_dir() else package / "conf"

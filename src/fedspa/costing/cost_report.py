@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from fedspa.config import Plan, build_model
+from fedspa.config import Plan
 from fedspa.costing.costs import NetworkCosts
 from fedspa.costing.units import show_bytes, show_flops
 from fedspa.data.clients import held_out
 from fedspa.errors import check_range
 from fedspa.methods.base import VisitSize
 from fedspa.methods.fedavg import FedAvg
+from fedspa.models.building import build_model
 from fedspa.records import Costs
 from fedspa.rounds.sampling import sample_clients, sample_tested
 from fedspa.rounds.wire import visit_bytes

@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
-from fedspa.config import Plan, build_model
+from fedspa.config import Plan
 from fedspa.costing.cost_report import CostReport
 from fedspa.costing.costs import TRAINING_FACTOR
 from fedspa.costing.units import show_bytes, show_flops, show_time
 from fedspa.data.batches import Pixels
 from fedspa.data.source import ImageSet
 from fedspa.engines.eager import EagerEngine
+from fedspa.models.building import build_model
 from fedspa.records import Costs
 from fedspa.rounds.requests import Train, Trained
 from fedspa.running.launch import usable_cores

@@ -18,13 +18,14 @@ from torch import nn
 from yaml import YAMLError
 
 from fedspa.client_state import MASK, ClientState
-from fedspa.config import build_model, check, model_call
+from fedspa.config import check
 from fedspa.errors import UserError, brief
 from fedspa.export.client_model import ClientModel, Normalise
 from fedspa.masks.base import MaskSearcher
 from fedspa.masks.initial import InitialMasks
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Origin
+from fedspa.models.building import build_model, model_call
 from fedspa.models.initialise import seeded
 from fedspa.weights import ParameterSpace, running_statistics
 

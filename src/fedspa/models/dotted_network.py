@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fedspa.config import find_object
+from fedspa.components import find_object
 from fedspa.errors import UserError, brief
 
 NAMES = {

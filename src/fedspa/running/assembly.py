@@ -11,7 +11,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from fedspa.config import Plan, build_model
+from fedspa.config import Plan
 from fedspa.costing.costs import NetworkCosts
 from fedspa.data.batches import Pixels
 from fedspa.data.clients import ClientRows, client_rows, row_counts
@@ -22,6 +22,7 @@ from fedspa.errors import UserError
 from fedspa.masks.initial import InitialMasks
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Origin, Visit
+from fedspa.models.building import build_model
 from fedspa.models.image_size import single_image_fault
 from fedspa.models.initialise import seeded
 from fedspa.records import VALIDATION

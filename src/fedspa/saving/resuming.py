@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from fedspa.config import Plan, what_differs
+from fedspa.config import Plan
 from fedspa.errors import UserError, brief
+from fedspa.identity import what_differs
 from fedspa.paths import project_root
 from fedspa.saving.data_there import DataThere
 

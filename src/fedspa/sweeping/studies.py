@@ -19,8 +19,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from omegaconf import OmegaConf
 
-from fedspa.config import config_dir
 from fedspa.errors import UserError
+from fedspa.paths import config_dir
 from fedspa.sweeping.ranges import Range
 
 NEUTRAL = (
