@@ -30,6 +30,7 @@ from fedspa.records import RoundRecord
 from fedspa.rounds.evaluation import Evaluator
 from fedspa.rounds.federation import FederatedLoop
 from fedspa.rounds.link import Link
+from fedspa.rounds.own_layers import OwnLayers
 from fedspa.rounds.requests import Train, Trained
 from fedspa.rounds.visitor import Visitor
 from fedspa.running.executor import Executor, InProcess
@@ -136,7 +137,8 @@ def federation(
     """A federation in which every client takes part, unless told otherwise. Takes the network over."""
     train, test = (pixels(images, dtype) for images in (clients.train, clients.test))
     runner = engine_of(engine(network, train, training))
-    full_mask = PackedMask.pack(torch.ones(runner.space.total))
+    space, whole = runner.space.shared, runner.weights
+    full_mask = PackedMask.pack(torch.ones(space.total))
     accuracy = {"accuracy": Accuracy(name="accuracy")}
     visitor = Visitor(
         seed=seed,
@@ -148,10 +150,11 @@ def federation(
         evaluators=[Evaluator(test, clients.test_rows, accuracy, clients.classes, batch_size=8)],
         client_rows=clients.train_rows,
         active=active,
-        link=Link(runner.space, wire) if wire else None,
+        own_layers=OwnLayers(whole[space.total :], method.trains_personal),
+        link=Link(space, wire) if wire else None,
         faults=faults or FaultSettings(),
     )
-    count, initial, visits = len(clients.train_rows), runner.weights, []
+    count, initial, visits = len(clients.train_rows), whole[: space.total], []
     loop = FederatedLoop(
         visitor,
         executor(visitor),
@@ -160,7 +163,7 @@ def federation(
         Origin(initial, initial_mask or (lambda client: full_mask), full_mask),
         on_visit=lambda call, weights, visit: visits.append((call.client, visit)),
     )
-    return Federation(loop, visits, runner.space, initial.clone())
+    return Federation(loop, visits, space, initial.clone())
 
 
 SMALL_CLIENTS = random_clients(6, 10, 14, 10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from batchnorm_runs import CLIENTS, METHODS, network, run
 from federations import Federation, engine, federation, pixels, random_clients, random_images, train
 from torch import nn
 
@@ -12,70 +13,11 @@ from fedspa.engines.choice import Workload
 from fedspa.engines.compiled import CompiledEngine
 from fedspa.engines.stacked import StackedEngine
 from fedspa.errors import UserError
-from fedspa.masks.dst import DST
-from fedspa.masks.initial import InitialMasks
-from fedspa.masks.rigl import RigL
-from fedspa.masks.rsm import RSM
-from fedspa.masks.snip import SNIP
-from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedavg import FedAvg
-from fedspa.methods.fedspa import FedSpa
-from fedspa.methods.local import Local
-from fedspa.methods.subfedavg import SubFedAvg
-from fedspa.methods.subsampling import Subsampling
-from fedspa.models.initialise import seeded
 from fedspa.rounds.requests import Pull
 from fedspa.running.executor import Workers
 from fedspa.settings import TrainingSettings
 from fedspa.weights import ParameterSpace
-
-CLIENTS = random_clients(3, 9, 14, 8)  # with batches of 4, one client has a last batch of a single image
-TRAINING = TrainingSettings(epochs=2, batch_size=4, clip_norm=0.5, momentum=0.5, weight_decay=0.1)
-METHODS = {
-    "fedavg": (FedAvg(name="fedavg"), None),
-    "fedspa-dst": (FedSpa(name="fedspa"), DST(name="dst", initial="different", anneal_rounds=3)),
-    "fedspa-rsm": (FedSpa(name="fedspa"), RSM(name="rsm")),
-    "fedspa-holders": (FedSpa(name="fedspa", normaliser="holders"), RSM(name="rsm", initial="different")),
-    "fedspa-snip": (FedSpa(name="fedspa"), SNIP(name="snip")),
-    "fedspa-rigl": (FedSpa(name="fedspa"), RigL(name="rigl", anneal_rounds=3)),
-    "ditto": (Ditto(name="ditto", shared_epochs=1, personal_epochs=2), None),
-    "local": (Local(name="local"), None),
-    "subfedavg": (SubFedAvg(name="subfedavg", accuracy_threshold=0.0), None),
-    "subsampling": (Subsampling(name="subsampling", rescale=True), None),
-}
-
-
-def network() -> nn.Module:
-    return seeded(
-        lambda: nn.Sequential(
-            *(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True)),
-            *(nn.MaxPool2d(2), nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6, momentum=0.3), nn.ReLU()),
-            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)),
-        ),
-        seed=0,
-    )
-
-
-def run(name: str, **options) -> Federation:
-    method, searcher = METHODS[name]
-    model = network()
-    space = ParameterSpace.of(model)
-    active = [
-        size // 2 if len(shape) > 1 else size for size, shape in zip(space.sizes, space.shapes, strict=True)
-    ]
-    shared = searcher is None or searcher.initial == "same"
-    drawn = searcher is not None and not searcher.searches_first
-    return federation(
-        method,
-        model,
-        CLIENTS,
-        TRAINING,
-        searcher=searcher,
-        initial_mask=InitialMasks(space, active, shared=shared, seed=0) if drawn else None,
-        active=active,
-        rounds=2,
-        **options,
-    )
 
 
 def statistics(federation: Federation, weights: torch.Tensor) -> torch.Tensor:

@@ -21,11 +21,13 @@ from safetensors.torch import load_file
 
 import fedspa.export.command
 import fedspa.export.runs
+import fedspa.running.experiment
 from fedspa.config import check, register
 from fedspa.data.clients import client_rows
 from fedspa.export.formats import as_onnx, as_safetensors, as_torch
 from fedspa.export.stored_run import StoredRun
 from fedspa.paths import config_dir
+from fedspa.running.assembly import Federation, build
 from fedspa.running.experiment import run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -265,15 +267,72 @@ def test_models_that_a_run_does_not_hold(
         sparse, tmp_path / "ditto", method={"name": "ditto", "_target_": "fedspa.methods.ditto.Ditto"},
         mask={"name": "none"}, **{"training.epochs": 5},
     )  # fmt: skip
-    assert "method=ditto makes personal models of what clients keep" in refusal(
-        command(f"run={ditto}", *words)
+    assert "method=ditto makes models of what clients keep" in (
+        told := refusal(command(f"run={ditto}", *words))
     )
+    assert "train it with save.personal=true" in told
     assert command(f"run={ditto}", *words, "model=local")[0] == 0
     assert command(f"run={ditto}", f"client={NEVER}", *words[1:])[0] == 0  # its first state is known
     rigl = copied(sparse, tmp_path / "rigl", mask={"name": "rigl", "_target_": "fedspa.masks.rigl.RigL"})
-    assert "mask=rigl makes personal models of what clients keep" in refusal(command(f"run={rigl}", *words))
+    assert "mask=rigl makes models of what clients keep" in refusal(command(f"run={rigl}", *words))
     small = copied(sparse, tmp_path / "small", **{"dataset.image_size": 12})
     assert "holds other tensors than the run's model has" in refusal(command(f"run={small}", *words))
+
+
+REMEMBERED = {
+    "ditto": ("method=ditto", "mask=none", "method.shared_epochs=1", "method.personal_epochs=1"),
+    "rigl": ("mask=rigl", "mask.anneal_rounds=40", "sparsity=0.8", "training.epochs=2"),
+    "snip": ("mask=snip", "sparsity=0.8", "training.epochs=2"),
+}
+
+
+@pytest.mark.parametrize("name", REMEMBERED)
+@pytest.mark.parametrize("batchnorm", ["average", "local"])
+def test_models_made_of_what_clients_remember(
+    name: str,
+    batchnorm: str,
+    command: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every model gives the very logits of the one in the run, whose server and clients are still at hand."""
+    (tmp_path / "own_network.py").write_text(BATCHNORM)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = {"name": "own", "_target_": "own_network.make", "batchnorm": batchnorm, "width": 3}
+    federations: list[Federation] = []
+
+    def kept(*arguments: Any) -> Federation:
+        federations.append(build(*arguments))
+        return federations[-1]
+
+    monkeypatch.setattr(fedspa.running.experiment, "build", kept)
+    options = (*REMEMBERED[name], "training.epochs=2", "save.personal=true", "federation.rounds=3")
+    folder = trained(tmp_path / name, *options, model=model, trusted_packages=["own_network"])
+    (federation,) = federations
+    loop, visitor = federation.loop, federation.visitor
+    network, images = visitor.engine.module.network.eval(), torch.rand(6, 1, 8, 8)
+    stored = StoredRun(folder)
+    for client in range(4):
+        state = loop.client_state(client)
+        for kind in ("personal", "global"):
+            weights = loop.state.weights
+            if kind == "personal":
+                weights = visitor.method.personal(weights, state, visitor.searcher)
+            visitor.engine.module.start(visitor.own_layers.complete(weights, state, kind == "personal"))
+            exported = stored.model(kind, client).module
+            with torch.no_grad():
+                assert torch.equal(exported(images), network(exported.normalise(images)))
+    words = (f"run={folder}", "client=2", "format=safetensors")
+    assert command(*words)[0] == 0
+    without = copied(folder, tmp_path / "without", **{"save.personal": False})
+    if name == "snip" and batchnorm == "average":
+        assert command(f"run={without}", *words[1:])[0] == 0
+    else:
+        assert "train it with save.personal=true" in refusal(command(f"run={without}", *words[1:]))
+    if batchnorm == "local":
+        assert "say whose by client=<number, from 0>" in refusal(command(*words[::2], "model=global"))
+    (folder / "client_states.safetensors").unlink()
+    assert "client_states.safetensors does not hold what" in refusal(command(*words))
 
 
 def test_what_onnx_needs_is_named(

@@ -91,7 +91,7 @@ def test_images_that_are_too_small_are_refused_with_what_torch_says():
         check_forward("x", nn.Sequential(nn.Conv2d(1, 2, 7)), 1, 4, 10)
 
 
-@pytest.mark.parametrize("policy", ["average", "groupnorm"])
+@pytest.mark.parametrize("policy", ["average", "local", "groupnorm"])
 def test_whole_runs_by_policy(plan, package, tmp_path, policy):
     summary = experiment.run(
         plan(*SHORT, *dotted("net", f"model.batchnorm={policy}"), "federation.wire=fp32", "sparsity=0.5"),
@@ -102,6 +102,12 @@ def test_whole_runs_by_policy(plan, package, tmp_path, policy):
     traffic = summary["traffic_bytes"]
     # What is counted and what is encoded are the same values; the frames of 4 visits' messages come on top.
     assert 0 < traffic["encoded"] - traffic["down"] - traffic["up"] - traffic["masks"] <= 4 * 2 * 64
+
+
+def test_curves_of_weights_that_clients_do_not_share_are_refused(plan, package, tmp_path):
+    options = (*SHORT, *dotted("net", "model.batchnorm=local"), "theory.every=1")
+    with pytest.raises(UserError, match="theory.every=1 is about weights that clients share"):
+        experiment.run(plan(*options), tmp_path)
 
 
 ONE_LEFT = ("dataset.train_rows=164", "partition=iid")  # 41 images each of the four clients
@@ -162,14 +168,15 @@ def test_tables_tell_a_network_of_others_from_ours(plan, package):
 
 @pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
 class TestTimm:
-    @pytest.mark.parametrize("policy", ["average", "groupnorm"])
+    @pytest.mark.parametrize("policy", ["average", "local", "groupnorm"])
     @pytest.mark.parametrize("name", ["resnet18", "mobilenetv3_small_050"])
     def test_its_head_and_channels_are_the_datas(self, plan, name, policy):
         network = build(
             plan("model=timm", f"model.name={name}", f"model.batchnorm={policy}"), channels=1, side=32
         )
         assert network(torch.zeros(2, 1, 32, 32)).shape == (2, 10)
-        assert bool(ParameterSpace.of(network).statistics) == (policy == "average")
+        space = ParameterSpace.of(network)
+        assert (bool(space.statistics), bool(space.kept)) == (policy != "groupnorm", policy == "local")
         assert not [module for module in sys.modules if module.partition(".")[0] == "torchvision"]
 
     def test_a_name_that_it_does_not_know(self, plan):

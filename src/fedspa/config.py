@@ -218,4 +218,4 @@ def _check_together(plan: Plan) -> None:
 def _check_model(model: dict[str, Any]) -> None:
     """What can be said of the network before torch is loaded."""
     if model.get("batchnorm") is not None:
-        check_choice("model.batchnorm", model["batchnorm"], ("average", "groupnorm"))
+        check_choice("model.batchnorm", model["batchnorm"], ("average", "local", "groupnorm"))

@@ -235,6 +235,8 @@ class RunResult:
     """uint8, bit-packed: a client's last mask over the flat weights, perhaps read when it is asked for."""
     local_weights: dict[str, torch.Tensor] = field(default_factory=dict)
     """With `save.local`: a client's packed local weights."""
+    client_states: Mapping[str, torch.Tensor] | None = None
+    """With `save.personal`: what clients remember beside their masks, perhaps read when it is asked for."""
     theory: list[TheoryRow] = field(default_factory=list)
     """With `theory.every`: the curves of Theorem 1."""
 

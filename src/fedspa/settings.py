@@ -185,6 +185,9 @@ class SaveSettings:
 
     local: bool = False
     """Keep the local weights of every visited client, packed."""
+    personal: bool = False
+    """Keep what every visited client remembers beside its mask, so that models can be exported that are made of it:
+    the personal ones of Ditto and of mask=rigl, and all of model.batchnorm=local."""
     upload_weights: bool = False
     """Send the weights and masks to the tracking store too, not only the small files."""
     client_files: int = 10_000

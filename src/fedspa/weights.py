@@ -4,6 +4,9 @@ The whole framework speaks of weights, gradients, updates and masks as flat vect
 the network itself sees shaped tensors, and they are views. The parameters come first. Behind them lie the running
 statistics of BatchNorm, where a network has it: they travel, are merged, tested and saved with the weights, but no step
 trains them and no mask prunes them, so that masks are 1 and gradients 0 there.
+
+Layers that every client keeps to itself (`keep_local`) come last, parameters before statistics. What the server,
+methods, masks and messages call a flat vector is then the shared part before them; only engines see the whole.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedspa.errors import UserError
 
+_KEPT = "kept_local"
+"""The attribute of layers that stay with each client."""
+
 
 @dataclass(frozen=True)
 class ParameterSpace:
@@ -28,17 +34,26 @@ class ParameterSpace:
     shapes: tuple[tuple[int, ...], ...]
     statistics: int = 0
     """How many of them, the last ones, are running statistics."""
+    kept: int = 0
+    """How many of them, the last ones, stay with each client: all running statistics and parameters before them."""
 
     @classmethod
     def of(cls, network: torch.nn.Module) -> ParameterSpace:
-        """The space of a network: `named_parameters`, then the running means and variances, in their order.
+        """The space of a network: `flat_tensors` in their order.
 
         Raises `UserError` for a network with other state (see `running_statistics`).
         """
-        statistics = running_statistics(network)
-        named = [*network.named_parameters(), *statistics.items()]
-        shapes = tuple(tuple(tensor.shape) for _, tensor in named)
-        return cls(tuple(name for name, _ in named), shapes, len(statistics))
+        tensors, statistics, local = flat_tensors(network), running_statistics(network), _local_names(network)
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors.values())
+        kept = sum(name in local for name in tensors)
+        return cls(tuple(tensors), shapes, len(statistics), kept)
+
+    @property
+    def shared(self) -> ParameterSpace:
+        """The tensors that the server has too: the first coordinates."""
+        if not self.kept:
+            return self
+        return ParameterSpace(self.names[: -self.kept], self.shapes[: -self.kept])
 
     @property
     def parameters(self) -> ParameterSpace:
@@ -101,6 +116,35 @@ def whole(vector: torch.Tensor, space: ParameterSpace) -> torch.Tensor:
     return torch.nn.functional.pad(vector, (0, space.total - space.trained)) if space.statistics else vector
 
 
+def keep_local(layer: _BatchNorm) -> None:
+    """Have a network's BatchNorm layer stay with each client. Of a network's such layers all do, or none."""
+    setattr(layer, _KEPT, True)
+
+
+def _local_names(network: torch.nn.Module) -> set[str]:
+    """The names of all tensors of the layers that stay with each client."""
+    return {
+        name
+        for path, layer in network.named_modules()
+        if getattr(layer, _KEPT, False)
+        for name, _ in (
+            *layer.named_parameters(path, recurse=False),
+            *layer.named_buffers(path, recurse=False),
+        )
+    }
+
+
+def flat_tensors(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A network's tensors by name, in the order in which they lie in the flat vector.
+
+    `named_parameters`, those of layers that stay with each client last; then the running means and variances.
+    Raises `UserError` as `running_statistics` does.
+    """
+    local = _local_names(network)
+    parameters = sorted(network.named_parameters(), key=lambda named: named[0] in local)
+    return {**dict(parameters), **running_statistics(network)}
+
+
 def running_statistics(network: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The running means and variances of a network's BatchNorm layers, by name, in the order of `named_buffers`.
 
@@ -137,8 +181,7 @@ def bind(network: torch.nn.Module) -> tuple[torch.nn.Parameter, torch.Tensor]:
 
     Raises `UserError` as `running_statistics` does.
     """
-    space, statistics = ParameterSpace.of(network), running_statistics(network)
-    tensors = [*network.parameters(), *statistics.values()]
+    space, tensors = ParameterSpace.of(network), list(flat_tensors(network).values())
     with torch.no_grad():
         vector = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         flat = torch.nn.Parameter(vector[: space.trained])
@@ -146,9 +189,7 @@ def bind(network: torch.nn.Module) -> tuple[torch.nn.Parameter, torch.Tensor]:
         views = [view for _, view in space.items(vector)]
         for tensor, view in zip(tensors, views, strict=True):
             tensor.data = view
-        for parameter, (_, gradient) in zip(
-            network.parameters(), space.parameters.items(flat.grad), strict=True
-        ):
+        for parameter, (_, gradient) in zip(tensors, space.parameters.items(flat.grad), strict=False):
             parameter.grad = gradient
     for layer in network.modules():
         if isinstance(layer, _BatchNorm):

@@ -34,7 +34,7 @@ class CostReport:
     space: ParameterSpace
     network: NetworkCosts
     active: tuple[int, ...]
-    """Active parameters of each tensor of the model that a client trains."""
+    """Active parameters of each tensor that travels, in the model that a client trains."""
 
     @classmethod
     def of(cls, plan: Plan) -> CostReport:
@@ -45,7 +45,17 @@ class CostReport:
         shape = (source.channels, source.image_size, source.image_size)
         space = ParameterSpace.of(network)
         counted = NetworkCosts.of(network, shape, settings.costs.convention)
-        return cls(plan, space, counted, tuple(plan.active_counts(space) or space.sizes))
+        return cls(plan, space, counted, tuple(plan.active_counts(space.shared) or space.shared.sizes))
+
+    @property
+    def parameters(self) -> int:
+        """Of the network, running statistics not among them."""
+        return self.space.trained
+
+    @property
+    def active_parameters(self) -> int:
+        """Of the model that a client trains; those of layers that it keeps to itself are never pruned."""
+        return self.parameters - self.network.parameters + sum(self.active) - self.network.statistics
 
     @property
     def wire(self) -> str:
@@ -79,7 +89,7 @@ class CostReport:
         size = VisitSize(self.network, self.plan.settings.training, rows, self.active, first, searching)
         honest = replace(size, network=replace(self.network, convention="honest"))
         costs, travels = (self.plan.method.visit_costs(s, self.plan.mask) for s in (size, honest))
-        return replace(costs, encoded_bytes=visit_bytes(travels, len(self.space.sizes), self.wire))
+        return replace(costs, encoded_bytes=visit_bytes(travels, len(self.active), self.wire))
 
     def dense_visit(self, rows: int, first: bool, searching: bool = True) -> Costs:
         """The same visit in FedAvg."""
@@ -161,10 +171,7 @@ class CostReport:
                 "encoded": total.encoded_bytes,
                 "dense_total": dense.traffic_bytes,
             },
-            "parameters": {
-                "total": self.network.parameters,
-                "active": sum(self.active) - self.network.statistics,
-            },
+            "parameters": {"total": self.parameters, "active": self.active_parameters},
             "tensors": self.tensors,
             "notes": self.notes,
         }
@@ -172,7 +179,9 @@ class CostReport:
     @property
     def tensors(self) -> list[dict[str, Any]]:
         """Each tensor: its share of the active parameters and of the forward FLOPs of a sample."""
-        columns = (self.space.names, self.space.shapes, self.space.sizes, self.active)
+        kept = self.space.sizes[len(self.active) :]
+        columns = (self.space.names, self.space.shapes, self.space.sizes, (*self.active, *kept))
+        flops_per_active = (*self.network.flops_per_active, *[0] * len(kept))
         return [
             {
                 "name": name,
@@ -182,7 +191,7 @@ class CostReport:
                 "density": active / size,
                 "flops": flops * active,
             }
-            for name, shape, size, active, flops in zip(*columns, self.network.flops_per_active, strict=True)
+            for name, shape, size, active, flops in zip(*columns, flops_per_active, strict=True)
         ]
 
 
@@ -203,7 +212,7 @@ def _tensor_table(report: CostReport) -> Table:
         shape = "x".join(map(str, tensor["shape"]))
         density = f"{tensor['density']:.3f}"
         table.add_row(tensor["name"], shape, f"{tensor['active']:,}", density, show_flops(tensor["flops"]))
-    active, total = sum(report.active) - report.network.statistics, report.network.parameters
+    active, total = report.active_parameters, report.parameters
     flops = show_flops(report.network.forward_flops(report.active))
     table.add_section()
     table.add_row("all", "", f"{active:,}", f"{active / total:.3f}", flops)

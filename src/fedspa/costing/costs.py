@@ -33,7 +33,8 @@ class NetworkCosts:
     order of `ParameterSpace`; None stands for the dense network."""
 
     sizes: tuple[int, ...]
-    """Length of each tensor: of the parameters, then of BatchNorm's running statistics (see `ParameterSpace`)."""
+    """Length of each tensor that travels: of the parameters, then of BatchNorm's running statistics (see
+    `ParameterSpace.shared`)."""
     flops_per_active: tuple[int, ...]
     """Forward FLOPs a sample that one active parameter of each tensor causes."""
     convention: str = "honest"
@@ -54,8 +55,9 @@ class NetworkCosts:
         `input_shape` is that of one sample: channels, height, width. Raises `UserError` that names a layer
         which it cannot count. Only layers are seen: products made by bare functions are not counted.
         """
-        space = ParameterSpace.of(network)
-        flops = (*_flops_per_active(network, input_shape), *[0] * space.statistics)
+        space = ParameterSpace.of(network).shared  # BatchNorm, which clients may keep, is free
+        by_name = _flops_per_active(network, input_shape)
+        flops = tuple(by_name.get(name, 0) for name in space.names)
         return cls(space.sizes, flops, convention, space.total - space.trained)
 
     @property
@@ -87,19 +89,19 @@ class NetworkCosts:
         return (bits + 7) // 8
 
 
-def _flops_per_active(network: nn.Module, input_shape: tuple[int, int, int]) -> tuple[int, ...]:
-    """Twice the output positions for a weight, once for a bias, summed over the uses of a shared tensor."""
+def _flops_per_active(network: nn.Module, input_shape: tuple[int, int, int]) -> dict[str, int]:
+    """By name: twice the output positions for a weight, once for a bias, summed over the uses of a shared tensor."""
     probe = copy.deepcopy(network).eval()  # hooks and mode die with the copy
-    index = {id(p): i for i, p in enumerate(probe.parameters())}
-    flops = [0] * len(index)
+    names = {id(parameter): name for name, parameter in probe.named_parameters()}
+    flops = dict.fromkeys(names.values(), 0)
     silent: dict[nn.Module, str] = {}
 
     def charge(layer: Counted, _inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         silent.pop(layer, None)
         positions = output.numel() // layer.weight.shape[0]
-        flops[index[id(layer.weight)]] += 2 * positions
+        flops[names[id(layer.weight)]] += 2 * positions
         if layer.bias is not None:
-            flops[index[id(layer.bias)]] += positions
+            flops[names[id(layer.bias)]] += positions
 
     for path, layer in probe.named_modules():
         if isinstance(layer, Counted):
@@ -118,4 +120,4 @@ def _flops_per_active(network: nn.Module, input_shape: tuple[int, int, int]) -> 
             f"costs cannot count the layer {', '.join(silent.values())}: "
             "the forward pass never calls it as a layer."
         )
-    return tuple(flops)
+    return flops

@@ -27,7 +27,7 @@ def export(options: Options) -> list[str]:
         raise UserError(
             f"{out} cannot be written ({brief(error)}): give another file by out=<file>."
         ) from error
-    whose = "" if options.model == "global" else f" of client {options.client}"
+    whose = "" if options.client is None else f" of client {options.client}"
     return [
         f"The {options.model} model{whose} is {out} ({len(encoded.data):,} bytes)",
         *_facts(model),

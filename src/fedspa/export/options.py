@@ -20,7 +20,7 @@ class Options:
 
     run: str
     client: int | None
-    """None only for the global model."""
+    """None only for a global model that is everybody's."""
     format: str
     model: str = "personal"
     out: Path | None = None
@@ -28,7 +28,7 @@ class Options:
     @property
     def file_name(self) -> str:
         """That of the file unless `out` says otherwise."""
-        whose = "" if self.model == "global" else f"client{self.client}-"
+        whose = "" if self.client is None else f"client{self.client}-"
         return f"{whose}{self.model}{SUFFIXES[self.format]}"
 
 

@@ -27,7 +27,9 @@ from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Origin
 from fedspa.models.building import build_model, model_call
 from fedspa.models.initialise import seeded
-from fedspa.weights import ParameterSpace, running_statistics
+from fedspa.rounds.own_layers import OwnLayers
+from fedspa.tracking.client_table import saved_items
+from fedspa.weights import ParameterSpace, flat_tensors
 
 
 class StoredRun:
@@ -43,7 +45,11 @@ class StoredRun:
             lambda: build_model(self._plan, source.channels, source.image_size, source.classes),
             self._plan.settings.seed,
         ).to(self._plan.hardware.dtype)
-        self._space = ParameterSpace.of(self._network)
+        self._whole = ParameterSpace.of(self._network)
+        self._space = self._whole.shared
+        tensors = flat_tensors(self._network).values()
+        self._initial = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        self._own_layers = OwnLayers(self._initial[self._space.total :], self._plan.method.trains_personal)
 
     def model(self, kind: str, client: int | None) -> ClientModel:
         """The personal, local or global model of a client. Raises `UserError` where the run has none."""
@@ -55,12 +61,14 @@ class StoredRun:
             raise UserError(
                 f"method={method} has no {kind} model: model={' or '.join(kinds)} can be exported."
             )
-        if kind == "global":
-            weights, active = self._global(), self._space.sizes
-        else:
-            assert client is not None
-            weights, active = self._local(client) if kind == "local" else self._personal(client)
-        return self._built(weights, active)
+        if kind == "global" and not self._whole.kept:
+            return self._built(self._global(), self._space.sizes)
+        if client is None:
+            raise UserError(
+                "With model.batchnorm=local every client has BatchNorm layers of its own: say whose by "
+                "client=<number, from 0>."
+            )
+        return self._built(*(self._local(client) if kind == "local" else self._made(client, kind)))
 
     def _global(self) -> torch.Tensor:
         with _opened(self._folder / "weights.safetensors") as file:
@@ -83,17 +91,20 @@ class StoredRun:
             raise UserError(f"client={client} was never visited, so that it has no local model.")
         with _opened(file_name) as file:
             values, bits = (file.get_tensor(f"{client}.{part}") for part in ("values", "mask"))
-        held = PackedMask(bits, self._space.total).unpack(like=values)
+        held = PackedMask(bits, self._whole.total).unpack(like=values)
         weights = torch.zeros_like(held)
         weights[held.bool()] = values
-        return weights, self._space.count(held)
+        return weights, self._whole.count(held)
 
-    def _personal(self, client: int) -> tuple[torch.Tensor, tuple[int, ...]]:
-        state, weights = self._state(client), self._global()
-        made = self._plan.method.personal(weights, state, self._plan.mask)
-        if state.mask is None:
-            return made, self._space.sizes
-        return made, self._space.count(state.mask.unpack(like=weights))
+    def _made(self, client: int, kind: str) -> tuple[torch.Tensor, tuple[int, ...]]:
+        """A client's personal or global model, as the server's last state has it."""
+        state, model, active = self._state(client), self._global(), self._space.sizes
+        if kind == "personal":
+            if state.mask is not None:
+                active = self._space.count(state.mask.unpack(like=model))
+            model = self._plan.method.personal(model, state, self._plan.mask)
+        whole = self._own_layers.complete(model, state, personal=kind == "personal")
+        return whole, (*active, *self._whole.sizes[len(active) :])
 
     def _state(self, client: int) -> ClientState:
         """What is remembered of a client. Raises `UserError` where the run's folder does not have all of it."""
@@ -103,24 +114,37 @@ class StoredRun:
         initial = InitialMasks(
             space, active or (), shared=plan.mask.initial == "same", seed=plan.settings.seed
         ) if draws else lambda _: full_mask  # fmt: skip
-        named = [*self._network.parameters(), *running_statistics(self._network).values()]
-        first_weights = torch.cat([tensor.detach().reshape(-1) for tensor in named])
-        first: ClientState = plan.method.first_state(client, Origin(first_weights, initial, full_mask))
+        origin = Origin(self._initial[: space.total], initial, full_mask)
+        first: ClientState = plan.method.first_state(client, origin)
         if not self._visits(client):
-            return first
-        if set(first) != {MASK}:
-            raise self._kept_by_clients(f"method={plan.names['method']}")
-        if _starts_from_memory(plan.mask):
-            raise self._kept_by_clients(f"mask={plan.names['mask']}")
-        with _opened(self._folder / "masks.safetensors") as file:
-            return ClientState(mask=PackedMask(file.get_tensor(str(client)), space.total))
+            return first | self._own_layers.first
+        state = ClientState()
+        if MASK in first:
+            with _opened(self._folder / "masks.safetensors") as file:
+                state |= {MASK: PackedMask(file.get_tensor(str(client)), space.total)}
+        if plan.settings.save.personal:
+            return state | self._remembered(client, {*first, *self._own_layers.first} - {MASK})
+        beside = {
+            f"method={plan.names['method']}": set(first) - {MASK},
+            f"mask={plan.names['mask']}": _starts_from_memory(plan.mask),
+            "model.batchnorm=local": self._whole.kept,
+        }
+        if needed := [what for what, kept in beside.items() if kept]:
+            raise UserError(
+                f"{needed[0]} makes models of what clients keep beside their masks, which the run did not save: train "
+                "it with save.personal=true to export one, or take another model."
+            )
+        return state
 
-    def _kept_by_clients(self, what: str) -> UserError:
-        others = [kind for kind in self._plan.method.kinds if kind != "personal"]
-        return UserError(
-            f"{what} makes personal models of what clients keep beside their masks, which a run's folder does not "
-            f"hold: export model={' or '.join(others)}."
-        )
+    def _remembered(self, client: int, at_least: set[str]) -> ClientState:
+        """What is kept of a client beside its mask."""
+        path, prefix = self._folder / "client_states.safetensors", f"{client}."
+        with _opened(path) as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 (no mapping)
+            items = saved_items({name.removeprefix(prefix): file.get_tensor(name) for name in names})
+            if missing := at_least - set(items):
+                raise SafetensorError(f"no {prefix}{min(missing)}")
+        return items
 
     def _visits(self, client: int) -> int:
         table, arrays = (self._folder / f"clients.{kind}" for kind in ("csv", "safetensors"))
@@ -132,12 +156,11 @@ class StoredRun:
 
     def _built(self, weights: torch.Tensor, active: tuple[int, ...]) -> ClientModel:
         """The network with these weights [total], in float32."""
-        plan, source, space = self._plan, self._plan.dataset, self._space
+        plan, source, space = self._plan, self._plan.dataset, self._whole
         network = self._network.float()
-        targets = {**dict(network.named_parameters()), **running_statistics(network)}
         with torch.no_grad():
-            for name, tensor in space.items(weights):
-                targets[name].copy_(tensor)
+            for target, (_, tensor) in zip(flat_tensors(network).values(), space.items(weights), strict=True):
+                target.copy_(tensor)
         parts = OrderedDict(normalise=Normalise(source.mean, source.std), network=network)
         module = nn.Sequential(parts).eval().requires_grad_(False)
         _, arguments = model_call(plan, source.channels, source.image_size, source.classes)

@@ -99,8 +99,12 @@ class ClientTask:
         mask: torch.Tensor | None = None,
         pull: Pull | None = None,
         source: torch.Generator | None = None,
+        personal: bool = False,
     ) -> Train:
-        """Asks to train from `start` [total]; `source` draws the batches where they go on from earlier ones."""
+        """Asks to train from `start` [total]; `source` draws the batches where they go on from earlier ones.
+
+        `personal`: it is the method's own personal model, and not the one whose update is sent.
+        """
         return Train(
             weights=start,
             rows=self.rows,
@@ -109,6 +113,7 @@ class ClientTask:
             generator=source or self.generator("batches"),
             mask=mask,
             pull=pull,
+            personal=personal,
         )
 
     def size(self, active: Sequence[int] | None = None) -> VisitSize:
@@ -151,6 +156,8 @@ class Method(ABC):
     """Which models of a client the method has: of global, personal and local."""
     personal_is_own: ClassVar[bool] = False
     """Whether the personal model is a function of the client's state alone: between two visits it stays the same."""
+    trains_personal: ClassVar[bool] = False
+    """Whether its visits train the personal model by itself (`ClientTask.train(..., personal=True)`)."""
     uses_mask: ClassVar[bool] = False
     """Whether it needs a mask searcher."""
     uses_sparsity: ClassVar[bool] = False

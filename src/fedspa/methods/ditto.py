@@ -38,6 +38,7 @@ class Ditto(Method):
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
     personal_is_own: ClassVar[bool] = True
+    trains_personal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,7 +67,7 @@ class Ditto(Method):
         shared_batches = task.generator("shared_batches")
         shared: Trained = yield task.train(task.weights, self.shared_epochs, source=shared_batches)
         pull = Pull(task.weights, self.proximal)
-        personal: Trained = yield task.train(task.own_weights, self.personal_epochs, pull=pull)
+        personal: Trained = yield task.train(task.own_weights, self.personal_epochs, pull=pull, personal=True)
         branches = [branch for branch in (shared, personal) if branch.samples]
         samples = sum(branch.samples for branch in branches)
         return Visit(

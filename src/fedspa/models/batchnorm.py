@@ -1,7 +1,9 @@
 """What becomes of a network's BatchNorm under federated training: the setting `model.batchnorm`.
 
-`average`: the running statistics travel and are merged as the weights are. `groupnorm`: GroupNorm takes its place,
-which has none. (Hsieh et al. 2020, "The non-IID data quagmire of decentralized machine learning", compares both.)
+`average`: the running statistics travel and are merged as the weights are. `local`: every client keeps its own layers,
+scales and shifts included (FedBN: Li et al. 2021, "Federated learning on non-IID features via local batch
+normalization"). `groupnorm`: GroupNorm takes its place, which has no statistics. (Hsieh et al. 2020, "The non-IID data
+quagmire of decentralized machine learning", compares it with averages.)
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedspa.errors import UserError
+from fedspa.weights import keep_local
 
 GROUPS = 32
 """At most; fewer where they would not divide the channels."""
@@ -21,8 +24,11 @@ def with_batchnorm(network: nn.Module, policy: str | None) -> nn.Module:
     if layers and policy is None:
         raise UserError(
             f"The model has BatchNorm ({next(iter(layers))}), whose running statistics clients do not share by "
-            "themselves: say what becomes of them by model.batchnorm=average or groupnorm."
+            "themselves: say what becomes of them by model.batchnorm=average, local or groupnorm."
         )
+    if policy == "local":
+        for layer in layers.values():
+            keep_local(layer)
     if policy == "groupnorm":
         for path, layer in layers.items():
             if not path:
@@ -42,6 +48,6 @@ def _group_norm(path: str, layer: _BatchNorm) -> nn.Module:
     behind = [layer.get_submodule(name) for name in ("drop", "act") if name in dict(layer.named_children())]
     if len(behind) != len(list(layer.children())):
         raise UserError(
-            f"model.batchnorm=groupnorm cannot replace the layer {path} ({type(layer).__name__}): use average."
+            f"model.batchnorm=groupnorm cannot replace the layer {path} ({type(layer).__name__}): use average or local."
         )
     return nn.Sequential(norm, *behind) if behind else norm

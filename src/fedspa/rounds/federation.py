@@ -103,7 +103,7 @@ class FederatedLoop:
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values, tensors and masks, for a checkpoint."""
-        state, first = self.state, dict(self._method.first_state(0, self._origin))
+        state, first = self.state, dict(self._visitor.first_state(0, self._origin))
         facts = {f: getattr(state, f) for f in ("weights", "round", "visits", "events")}
         # `first`, so that clients who still share the first state go on sharing it with those never visited.
         return facts | {
@@ -131,7 +131,7 @@ class FederatedLoop:
         }
         if set(saved["clients"].mapping()) != set(visits):
             raise Misfit("loop.clients must be the clients of loop.visits")
-        first = self._method.first_state(0, self._origin)
+        first = self._visitor.first_state(0, self._origin)
         metrics = [name for evaluator in self._visitor.evaluators for name in evaluator.metrics]
         self.state = FederationState(
             weights=saved["weights"].tensor(like.dtype, like.shape).to(like.device),
@@ -150,13 +150,13 @@ class FederatedLoop:
         remembered = (state or self.state).clients
         if client in remembered:
             return remembered[client]
-        return self._method.first_state(client, self._origin)
+        return self._visitor.first_state(client, self._origin)
 
     def _held(self, client: int, state: FederationState) -> Held:
         """The same, unread where it lies in a file."""
         if client in state.clients:
             return state.clients.held(client)
-        return self._method.first_state(client, self._origin)
+        return self._visitor.first_state(client, self._origin)
 
     def mask(self, client: int) -> PackedMask:
         """A client's mask, of a method that remembers one."""
@@ -166,7 +166,7 @@ class FederatedLoop:
 
     def density(self, client: int) -> float:
         """Share of the parameters that the client's mask keeps active; 1 where it has none."""
-        mask, space = self.client_state(client).mask, self._visitor.engine.space
+        mask, space = self.client_state(client).mask, self._visitor.space
         return 1.0 if mask is None else (mask.active - (space.total - space.trained)) / space.trained
 
     def _round(self, clock: Clock) -> tuple[FederationState, RoundRecord]:
@@ -252,14 +252,17 @@ class FederatedLoop:
         """Test the global and the personal model of the clients whose models are tested, where the method has them."""
         models: list[tuple[Model, Sequence[int]]] = []
         if "global" in self._method.kinds:
-            models.append((Model("global"), self.tested))
+            own = self._visitor.own_layers
+            if own.first:
+                models += _by_state(
+                    "global", ((client, own.of(self._held(client, state))) for client in self.tested)
+                )
+            else:
+                models.append((Model("global"), self.tested))
         if "personal" in self._method.kinds:
-            sharers: dict[Any, tuple[Model, list[int]]] = {}  # clients with one state have one model
-            for client in self._due(state):
-                own = self._held(client, state)
-                identity = tuple((name, id(item)) for name, item in own.items())
-                sharers.setdefault(identity, (Model("personal", own), []))[1].append(client)
-            models += sharers.values()
+            models += _by_state(
+                "personal", ((client, self._held(client, state)) for client in self._due(state))
+            )
             state.changed = set()
         run = partial(self._executor.run, weights=state.weights)
         state.scores = merged(state.scores, score_models(self._visitor.evaluators, models, run))
@@ -272,7 +275,11 @@ class FederatedLoop:
 
     def finetune(self, epochs: int) -> dict[str, ClientScores]:
         """Scores, by metric, after every tested client trained a copy of the final global weights once more."""
-        jobs = [FineTuning(self.state.round, client, epochs) for client in self.tested]
+        own = self._visitor.own_layers
+        jobs = [
+            FineTuning(self.state.round, client, epochs, own.of(self._held(client, self.state)))
+            for client in self.tested
+        ]
         by_client = list(self._executor.run(jobs, self.state.weights))
         return _together(dict(zip(self.tested, by_client, strict=True)))
 
@@ -290,6 +297,15 @@ def _together(scores: Mapping[int, Scores]) -> dict[str, ClientScores]:
         metric: ClientScores().updated(list(scores), np.concatenate([own[metric] for own in scores.values()]))
         for metric in metrics
     }
+
+
+def _by_state(kind: str, states: Iterable[tuple[int, Held]]) -> list[tuple[Model, list[int]]]:
+    """The models of clients in these states, each with its clients: those with one state have one model."""
+    sharers: dict[Any, tuple[Model, list[int]]] = {}
+    for client, held in states:
+        identity = tuple((name, id(item)) for name, item in held.items())
+        sharers.setdefault(identity, (Model(kind, held), []))[1].append(client)
+    return list(sharers.values())
 
 
 def _spreads(state: FederationState) -> dict[str, dict[str, Spread]]:

@@ -46,6 +46,9 @@ class Train:
     mask: torch.Tensor | None = None
     """[total], zeros and ones in the dtype of the weights; None trains densely."""
     pull: Pull | None = None
+    personal: bool = False
+    """Whether a personal model is trained that is not the one whose update is sent. Layers that stay with a client are
+    then there twice (see `Method.trains_personal`)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,10 +10,11 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 
+from fedspa.client_state import ClientState
 from fedspa.costing.costs import NetworkCosts
 from fedspa.engines.base import Engine
 from fedspa.masks.base import MaskSearcher
-from fedspa.methods.base import ClientTask, Method, Visit, VisitSize
+from fedspa.methods.base import ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.randomness import generator, numpy_generator
 from fedspa.records import Costs
 from fedspa.rounds.client_states import Held, at_hand
@@ -22,9 +23,10 @@ from fedspa.rounds.evaluation import Evaluator, PredictionBatch, Scores, score_o
 from fedspa.rounds.faults import Fault, damage
 from fedspa.rounds.link import Link, UpdateRefused
 from fedspa.rounds.lockstep import Dialogue, run_in_lockstep
+from fedspa.rounds.own_layers import OwnLayers
 from fedspa.rounds.requests import Gradient, Predict, Train, Trained
 from fedspa.settings import FaultSettings, TrainingSettings
-from fedspa.weights import all_finite
+from fedspa.weights import ParameterSpace, all_finite
 
 T = TypeVar("T")
 
@@ -51,6 +53,8 @@ class FineTuning:
     """Completed rounds."""
     client: int
     epochs: int
+    own: Held = field(default_factory=dict)
+    """The layers that it keeps to itself."""
 
 
 OPTIONAL = ("holds", "local")
@@ -101,11 +105,23 @@ class Visitor:
     """int64, the training rows of each client."""
     active: Sequence[int] = ()
     """How many parameters of each tensor the layer sparsity wants active; empty for a dense method."""
+    own_layers: OwnLayers = field(default_factory=OwnLayers)
+    """What clients keep to themselves of the network."""
     link: Link | None = None
     """Takes all that a visit sends through the wire format."""
     faults: FaultSettings = field(default_factory=FaultSettings)
     wanted: Collection[str] = OPTIONAL
     """Which of these vectors [total] of a visit are wanted after it; the others need not travel between processes."""
+
+    @property
+    def space(self) -> ParameterSpace:
+        """Where each tensor lies in the flat weights that server and methods speak of."""
+        return self.engine.space.shared
+
+    def first_state(self, client: int, origin: Origin) -> ClientState:
+        """The state of a client that was never visited; made of the same objects for all where it is the same."""
+        first, own = self.method.first_state(client, origin), self.own_layers.first
+        return first | own if own else first
 
     def perform(self, jobs: Sequence[Job], weights: torch.Tensor) -> list[Any]:
         """Do jobs side by side from the global weights [total]: the outcome of each visit (or what was lost of it), the
@@ -124,16 +140,19 @@ class Visitor:
 
     def _prediction(self, job: PredictionBatch, weights: torch.Tensor) -> Predict:
         """What the job asks for, of its model, which is made of the global weights [total]."""
-        personal = job.model.kind == "personal"
-        model = (
-            self.method.personal(weights, at_hand(job.model.state), self.searcher) if personal else weights
+        state, personal = at_hand(job.model.state), job.model.kind == "personal"
+        model = self.method.personal(weights, state, self.searcher) if personal else weights
+        return self.evaluators[job.evaluator].request(
+            self.own_layers.complete(model, state, personal), job.rows
         )
-        return self.evaluators[job.evaluator].request(model, job.rows)
 
     def _train(self, job: Call | FineTuning, weights: torch.Tensor, clock: Clock) -> Dialogue[Any]:
         if isinstance(job, Call):
             return self._visit(job, weights, clock)
-        return self._finetune(job, weights, clock)
+        own = at_hand(job.own)
+        return self.own_layers.completed(
+            self._finetune(job, weights), {name: own.tensor(name) for name in own}
+        )
 
     def _visit(self, call: Call, weights: torch.Tensor, clock: Clock) -> Dialogue[Outcome | Lost]:
         """Visit a client from the global weights [total], and test its local model while it is at hand.
@@ -149,7 +168,7 @@ class Visitor:
             learning_rate=self.training.lr_at(call.round),
             weights=weights,
             state=at_hand(call.state),
-            space=self.engine.space,
+            space=self.space,
             network=self.network,
             training=self.training,
             searcher=self.searcher,
@@ -171,7 +190,7 @@ class Visitor:
         if fault is Fault.DROPOUT:
             return _lost(task, fault, f"No answer from {_who(task)}.", self._down_costs(task))
         try:
-            visit = yield from _watched(self._exchange(task, fault))
+            visit = yield from _watched(self.own_layers.visit(self._exchange(task, fault), task.state))
         except _NotFinite as error:  # such a client knows it, and sends nothing
             whole = self.method.visit_costs(self._size(task), self.searcher)
             costs = self._down_costs(task) + Costs(train_flops=whole.train_flops)
@@ -224,7 +243,7 @@ class Visitor:
         encoded = self.link.down_bytes(task) if self.link and costs.down_bytes else 0
         return replace(costs, encoded_bytes=encoded)
 
-    def _finetune(self, job: FineTuning, weights: torch.Tensor, clock: Clock) -> Dialogue[Scores]:
+    def _finetune(self, job: FineTuning, weights: torch.Tensor) -> Dialogue[Scores]:
         """Scores of a client's own copy of the global weights after so many epochs of its own."""
         tuned: Trained = yield Train(
             weights=weights,

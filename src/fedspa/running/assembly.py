@@ -30,6 +30,7 @@ from fedspa.rounds.evaluation import Evaluator
 from fedspa.rounds.federation import FederatedLoop
 from fedspa.rounds.link import Link
 from fedspa.rounds.local_models import LocalModels
+from fedspa.rounds.own_layers import OwnLayers
 from fedspa.rounds.theory import TheoremCurves
 from fedspa.rounds.visitor import OPTIONAL, Call, Visitor
 from fedspa.running.executor import Executor, InProcess, Workers, can_fork
@@ -99,6 +100,11 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     )
     network = network.to(plan.hardware.dtype)
     costs = NetworkCosts.of(network, shape, settings.costs.convention)
+    if settings.theory.every and ParameterSpace.of(network).kept:
+        raise UserError(
+            f"theory.every={settings.theory.every} is about weights that clients share, but with model.batchnorm=local "
+            "they keep layers to themselves: set it to 0, or use model.batchnorm=average or groupnorm."
+        )
 
     check_fits(source, fabric.device)
     data = source.load()  # after the network, whose mistakes need no data
@@ -113,12 +119,13 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     eager = EagerEngine(fabric, network, settings.training, train_pixels)
     most_tested = int(row_counts(rows.test).max())
     engine = plan.engine.build(eager, workload(plan, row_counts(rows.train), most_tested, costs, launch.size))
-    space = engine.space
+    space, whole = engine.space.shared, engine.weights
+    own_layers = OwnLayers(whole[space.total :].clone(), plan.method.trains_personal)
     active, full_mask = plan.active_counts(space), PackedMask.pack(torch.ones(space.total))
     initial_mask: Callable[[int], PackedMask] = lambda client: full_mask  # noqa: E731
     if active and not plan.mask.searches_first:
         initial_mask = InitialMasks(space, active, shared=plan.mask.initial == "same", seed=settings.seed)
-    origin = Origin(engine.weights, initial_mask, full_mask)
+    origin = Origin(whole[: space.total].clone(), initial_mask, full_mask)
 
     def evaluator(images: Pixels, client_rows: Sequence[np.ndarray], prefix: str = "") -> Evaluator:
         metrics = {prefix + name: metric for name, metric in plan.metrics.items()}
@@ -128,7 +135,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     if source.val_fraction:
         evaluators.append(evaluator(train_pixels, rows.val, VALIDATION))
 
-    layout = (settings.federation.clients, space.total, plan.hardware.dtype)
+    layout = (settings.federation.clients, len(whole), plan.hardware.dtype)
     personal = plan.method.personal
     local_models = LocalModels(*layout) if settings.save.local else None
     curves = None
@@ -153,6 +160,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
         evaluators=evaluators,
         client_rows=rows.train,
         active=active or (),
+        own_layers=own_layers,
         link=Link(space, settings.federation.wire) if settings.federation.wire else None,
         faults=settings.faults,
         wanted=[name for name in OPTIONAL if wanted[name]],

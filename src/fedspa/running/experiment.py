@@ -29,7 +29,7 @@ from fedspa.saving.checkpoint import Checkpoints
 from fedspa.saving.data_there import file_marks
 from fedspa.saving.resuming import CHECKPOINTS, occupied
 from fedspa.saving.run_state import Part, RunState
-from fedspa.tracking.client_table import LastMasks, client_arrays, client_rows
+from fedspa.tracking.client_table import LastMasks, LastStates, client_arrays, client_rows
 from fedspa.tracking.console import console_views
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.run_folder import RunFolder
@@ -145,7 +145,8 @@ class _Run:
             finetuned = scores["finetuned"].spread()
             finetune_flops = loop.finetune_flops(epochs)
         summary = self._history.summary(self._info, finetuned, self._state.seconds, finetune_flops)
-        return result(self._federation, scores, summary, self._info.many)
+        keep_states = self._plan.settings.save.personal
+        return result(self._federation, scores, summary, many=self._info.many, keep_states=keep_states)
 
     def _write(self, *, only_if_due: bool = False) -> None:
         """Write a checkpoint, after the rows that it counts on."""
@@ -214,7 +215,12 @@ def _unused(held: Sequence[np.ndarray], images: int) -> list[str]:
 
 
 def result(
-    federation: Federation, accuracies: dict[str, ClientScores], summary: dict[str, Any], many: bool
+    federation: Federation,
+    accuracies: dict[str, ClientScores],
+    summary: dict[str, Any],
+    *,
+    many: bool,
+    keep_states: bool,
 ) -> RunResult:
     """Clients and tensors of a finished run. `accuracies`: by kind."""
     loop, rows, space = federation.loop, federation.rows, federation.space
@@ -229,5 +235,6 @@ def result(
         weights={name: tensor.cpu() for name, tensor in space.items(loop.state.weights)},
         masks=LastMasks(loop),
         local_weights=federation.local_models.tensors() if federation.local_models else {},
+        client_states=LastStates(loop) if keep_states else None,
         theory=theory,
     )

@@ -8,10 +8,15 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import torch
 
-from fedspa.client_state import NOTHING
+from fedspa.client_state import MASK, NOTHING, ClientState, Item
 from fedspa.data.clients import ClientRows, row_counts
+from fedspa.masks.packed import PackedMask
 from fedspa.records import ClientRow
+from fedspa.rounds.client_states import Stored
 from fedspa.rounds.federation import FederatedLoop
+
+LENGTH = ".length"
+"""How the name of a mask's length ends."""
 
 
 def client_rows(loop: FederatedLoop, rows: ClientRows, scores: Mapping[str, np.ndarray]) -> list[ClientRow]:
@@ -79,3 +84,49 @@ class LastMasks(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._clients)
+
+
+class LastStates(Mapping[str, torch.Tensor]):
+    """What the visited clients remember beside their masks, by `<client>.<name>`; each item is looked up when it is
+    asked for. A mask among them is two: its bits, and in `<client>.<name>.length` how many coordinates it covers."""
+
+    def __init__(self, loop: FederatedLoop) -> None:
+        self._states = loop.state.clients
+        self._names: dict[str, tuple[int, str]] = {}
+        for client in sorted(self._states):
+            for name, item in self._states.held(client).items():
+                endings = ("", LENGTH) if covers(item) is not None else ("",)
+                if name != MASK:
+                    self._names |= {f"{client}.{name}{ending}": (client, name) for ending in endings}
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        client, name = self._names[key]
+        held = self._states.held(client)[name]
+        if (length := covers(held)) is not None and key == f"{client}.{name}{LENGTH}":
+            return torch.tensor(length)
+        item = held.read() if isinstance(held, Stored) else held
+        return item.bits if isinstance(item, PackedMask) else item
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def covers(item: Item | Stored) -> int | None:
+    """How many coordinates a mask covers; None for a tensor."""
+    if isinstance(item, Stored):
+        return item.mask_length
+    return item.length if isinstance(item, PackedMask) else None
+
+
+def saved_items(items: Mapping[str, torch.Tensor]) -> ClientState:
+    """What one client remembers, from its part of `LastStates`: by name, without the client's number."""
+    return ClientState(
+        {
+            name: PackedMask(item, int(items[name + LENGTH])) if name + LENGTH in items else item
+            for name, item in items.items()
+            if not name.endswith(LENGTH)
+        }
+    )

@@ -10,7 +10,7 @@
 | events.csv | each round | a row for each client or round that did not go as it should, mostly none |
 | clients.csv | end | a row a client; of very many (see `save.client_files`) clients.safetensors, an array a column |
 | tensors.csv | end | a row a parameter tensor, in the order in which masks and flat weights hold them |
-| weights, masks, local_weights.safetensors | end | what there is of them |
+| weights, masks, local_weights, client_states.safetensors | end | what there is of them |
 | theory.csv | end, with `theory.every` | the quantities of Theorem 1 |
 | summary.json | end, last of all | the run in a page; a folder that has it holds a finished run |
 
@@ -123,6 +123,8 @@ class RunFolder:
         for name in ("weights", "masks", "local_weights"):
             if tensors := getattr(result, name):
                 save_tensors(folder / f"{name}.safetensors", tensors, self._info.config_hash)
+        if result.client_states is not None:  # perhaps empty, which says that there is nothing
+            save_tensors(folder / "client_states.safetensors", result.client_states, self._info.config_hash)
         if result.theory:
             theory = _Table(folder / "theory.csv", [f.name for f in fields(TheoryRow)])
             for row in result.theory:

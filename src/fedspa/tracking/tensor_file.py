@@ -18,7 +18,11 @@ DTYPES = {
     "torch.float16": "F16",
     "torch.bfloat16": "BF16",
     "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.int16": "I16",
+    "torch.int8": "I8",
     "torch.uint8": "U8",
+    "torch.bool": "BOOL",
 }
 
 
