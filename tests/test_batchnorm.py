@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from batchnorm_runs import CLIENTS, METHODS, network, run
@@ -15,6 +17,7 @@ from fedspa.engines.stacked import StackedEngine
 from fedspa.errors import UserError
 from fedspa.methods.fedavg import FedAvg
 from fedspa.rounds.requests import Pull
+from fedspa.rounds.wire import visit_bytes
 from fedspa.running.executor import Workers
 from fedspa.settings import TrainingSettings
 from fedspa.weights import ParameterSpace
@@ -148,3 +151,28 @@ def test_the_network_without_its_statistics_has_the_same_flops():
     assert with_them.statistics == 2 * (4 + 6) and with_them.parameters == 36 + 8 + 216 + 6 + 12 + 18 + 3
     assert with_them.value_bytes() == 4 * (with_them.parameters + 20)
     assert with_them.flops_per_active[-4:] == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("wire", ["bf16", "fp16"])
+def test_statistics_are_averaged_exactly_through_a_rounding_wire(wire):
+    """A variance that falls from 0.9985 to nearly 0 within a visit. Rounded to bf16 it is 1 on its way down, and so is
+    the update on its way up: the server would be left with a negative variance, of which the network makes NaN."""
+    clients = random_clients(2, 6, side=3, classes=2)
+    clients.train.images.copy_(127 + clients.train.images % 2)
+    model = Brightness()
+    model.norm.momentum, model.norm.running_var = 1.0, torch.tensor([0.9985])
+    training = TrainingSettings(epochs=1, batch_size=8)
+    done = federation(FedAvg(name="fedavg"), model, clients, training, wire=wire, dtype=torch.float32)
+    (record,) = done.run()
+    batches = [(clients.train.images[rows].float() / 255 - 0.5) / 0.25 for rows in clients.train_rows]
+    wanted = [
+        sum(share * float(figure(batch)) for share, batch in zip((1 / 4, 3 / 4), batches, strict=True))
+        for figure in (torch.mean, torch.var)
+    ]
+    assert wanted[1] < 1e-3
+    assert statistics(done, done.weights).tolist() == pytest.approx(wanted, rel=1e-3)
+    costs, tensors = record.costs, len(done.space.sizes)
+    one = replace(costs, down_bytes=costs.down_bytes // 2, up_bytes=costs.up_bytes // 2)
+    frames = 2 * (40 + (2 * tensors + 7) // 8 + 8)
+    assert visit_bytes(one, tensors, wire, statistics=2) == frames + 2 * (6 * 2 + 2 * 4)  # down and up
+    assert costs.encoded_bytes == 2 * visit_bytes(one, tensors, wire, statistics=2)

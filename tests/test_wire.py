@@ -33,11 +33,15 @@ def mask_of(*flags: int) -> PackedMask:
 @st.composite
 def conversations(draw) -> tuple[Message, ParameterSpace, PackedMask]:
     """A message of any shape, the network's space and the mask that the receiver knows."""
-    space = space_of(*draw(st.lists(st.integers(1, 9), min_size=1, max_size=6)))
+    sizes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+    space = replace(space_of(*sizes), statistics=draw(st.integers(0, len(sizes) - 1)))
 
     def mask() -> PackedMask:
         density = draw(st.sampled_from((0.0, 0.3, 0.7, 1.0)))
         pieces = [rng.random(size) < draw(st.sampled_from((density, 0.0, 1.0))) for size in space.sizes]
+        pieces = pieces[: len(sizes) - space.statistics] + [
+            np.ones(size, dtype=bool) for size in space.running.sizes
+        ]
         return PackedMask.pack(torch.from_numpy(np.concatenate(pieces)))
 
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -72,8 +76,10 @@ def test_a_message_comes_out_as_it_went_in(conversation, dtype):
     assert (read.next_mask or known) == (message.next_mask or known)
     active = message.mask.unpack(like=torch.empty(0, dtype=torch.bool))
     sent, got = message.vector[active], read.vector[active]
-    # Rounded as torch casts; in fp32 bit for bit, whatever the bits are.
-    assert torch.equal(got.view(torch.int32), sent.to(DTYPES[dtype]).float().view(torch.int32))
+    # Rounded as torch casts; in fp32, and in running statistics, bit for bit, whatever the bits are.
+    rounded = len(sent) - sum(space.running.sizes)
+    wanted = torch.cat([sent[:rounded].to(DTYPES[dtype]).float(), sent[rounded:]])
+    assert torch.equal(got.view(torch.int32), wanted.view(torch.int32))
     assert not read.vector[~active].any()
 
 
@@ -110,7 +116,7 @@ def test_the_layout_by_hand():
         UPDATE, torch.tensor([1.0, 2.0, -3.0, 4.0, 9.0]), mask_of(1, 1, 1, 1, 0), mask_of(1, 1, 0, 1, 1)
     )
     data = encode(message, space_of(2, 3), mask_of(1, 1, 1, 1, 0))
-    assert data[:24] == b"FSPA" + bytes([1, 1, 0, 0]) + struct.pack("<IIQ", 7, 3, 5)
+    assert data[:24] == b"FSPA" + bytes([2, 1, 0, 0]) + struct.pack("<IIQ", 7, 3, 5)
     assert data[24:32] == struct.pack("<Q", 4)
     assert data[40] == 0b00_11_0000  # the first tensor as before, the second spelled out
     assert data[41] == 0b011_00000
@@ -142,7 +148,7 @@ def test_a_message_for_somebody_else_is_refused(space, known, envelope, reason):
 @pytest.mark.parametrize(
     ("at", "field", "reason"),
     [
-        (4, b"\x02", "version 2 of the wire format"),
+        (4, b"\x01", "version 1 of the wire format"),
         (5, b"\x09", "header is not valid: kind 9"),
         (6, b"\x03", "value type 3"),
         (7, b"\x03", "mask 3"),
@@ -170,6 +176,24 @@ def test_a_random_mask_that_the_receiver_cannot_draw_is_refused():
 def test_values_under_a_mask_that_nobody_else_has_cannot_be_sent():
     with pytest.raises(ValueError, match="has, receives, or draws"):
         encode(Message(UPDATE, torch.ones(5), mask_of(0, 0, 1, 1, 1)), SPACE, KNOWN)
+
+
+def test_running_statistics_travel_in_fp32_whatever_the_values():
+    """Two statistics behind three parameters: 3 values of 2 bytes and 2 of 4, where all were rounded to 2."""
+    space, known = replace(space_of(3, 2), statistics=1), mask_of(1, 0, 1, 1, 1)
+    vector = torch.tensor([1 + 2**-12, 0.0, 3.0, 1 + 2**-12, 1e-30])
+    data = encode(Message(UPDATE, vector, known), space, known, "fp16")
+    assert len(data) == 40 + 1 + 2 * 2 + 2 * 4 + 8
+    read = decode(data, space, known, UPDATE).vector
+    assert read.tolist() == [1.0, 0.0, 3.0, *vector[3:].tolist()]
+    for other, reason in (
+        (space_of(3, 2), "by its header it must have 57"),
+        (replace(space, statistics=2), "4 values"),
+    ):
+        with pytest.raises(WireError, match=reason):
+            decode(data, other, known, UPDATE)
+    with pytest.raises(ValueError, match="masks must be 1 there"):
+        encode(Message(UPDATE, vector, mask_of(1, 1, 1, 1, 0)), space, known)
 
 
 def test_only_the_tensors_whose_mask_changed_are_spelled_out():

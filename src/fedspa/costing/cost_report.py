@@ -89,7 +89,8 @@ class CostReport:
         size = VisitSize(self.network, self.plan.settings.training, rows, self.active, first, searching)
         honest = replace(size, network=replace(self.network, convention="honest"))
         costs, travels = (self.plan.method.visit_costs(s, self.plan.mask) for s in (size, honest))
-        return replace(costs, encoded_bytes=visit_bytes(travels, len(self.active), self.wire))
+        encoded = visit_bytes(travels, len(self.active), self.wire, self.network.statistics)
+        return replace(costs, encoded_bytes=encoded)
 
     def dense_visit(self, rows: int, first: bool, searching: bool = True) -> Costs:
         """The same visit in FedAvg."""

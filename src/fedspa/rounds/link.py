@@ -32,7 +32,8 @@ class Link:
     """Makes visits through the wire format; the method does not notice.
 
     With fp32 on the wire and float32 weights a visit gives what it gives without a link. With fp16 or bf16
-    the client starts from rounded weights, and the server merges a rounded update.
+    the client starts from rounded weights, and the server merges a rounded update; running statistics are not
+    rounded.
     """
 
     space: ParameterSpace

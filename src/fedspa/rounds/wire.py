@@ -12,7 +12,8 @@ is little-endian and lies close-packed:
 | seed | 8 or none | where the mask has to be drawn at random |
 | changes | 2 bits a tensor | of the next mask: 0 as before, 1 all inactive, 2 all active, 3 spelled out |
 | mask bits | 1 bit a parameter | of the tensors spelled out, the first parameter in the highest bit |
-| values | 4 or 2 each | fp32, fp16 or bf16, in the order of the flat vector |
+| values | 4 or 2 each | fp32, fp16 or bf16, in the order of the flat vector; BatchNorm's running statistics, which |
+|        |    | are the last and always there, in fp32: rounded, a variance may come out negative |
 | checksum | 8 | BLAKE2b of all that precedes |
 """
 
@@ -32,7 +33,7 @@ from fedspa.masks.packed import PackedMask
 from fedspa.records import SEED_BYTES, Costs
 from fedspa.weights import ParameterSpace
 
-MAGIC, VERSION = b"FSPA", 1
+MAGIC, VERSION = b"FSPA", 2
 KINDS = ("model", "update")
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _CODES = tuple(DTYPES)
@@ -81,10 +82,17 @@ def encode(message: Message, space: ParameterSpace, known: PackedMask, dtype: st
 
     Args:
         known: the client's mask so far, which both sides have (all ones for a dense model).
-        dtype: of the values on the wire, a key of `DTYPES`; they are rounded as torch casts them.
+        dtype: of the values on the wire, a key of `DTYPES`; they are rounded as torch casts them, but for running
+            statistics.
+
+    Raises `ValueError` for a mask that is not 1 in running statistics, or that the receiver cannot come by.
     """
     changes, bits = _changes(space, known, message.next_mask or known)
-    values = message.vector.cpu()[message.mask.unpack(like=_FLAGS)].to(DTYPES[dtype])
+    flags = message.mask.unpack(like=_FLAGS)
+    if not flags[space.trained :].all():
+        raise ValueError("running statistics are sent whole: masks must be 1 there")
+    values = message.vector.cpu()[flags]
+    rounded, exact = values.tensor_split([len(values) - (space.total - space.trained)])
     header = _HEADER.pack(
         MAGIC,
         VERSION,
@@ -98,7 +106,8 @@ def encode(message: Message, space: ParameterSpace, known: PackedMask, dtype: st
         _context(space, known, message.mask),
     )
     seed = b"" if message.seed is None else message.seed.to_bytes(SEED_BYTES, "little")
-    body = b"".join((header, seed, _pack_pairs(changes), np.packbits(bits).tobytes(), _to_bytes(values)))
+    sent = _to_bytes(rounded.to(DTYPES[dtype])), _to_bytes(exact.float())
+    body = b"".join((header, seed, _pack_pairs(changes), np.packbits(bits).tobytes(), *sent))
     return body + _digest(body)
 
 
@@ -122,7 +131,7 @@ def decode(
         WireError: for anything but exactly the message waited for.
     """
     header = _read_header(data, space, envelope)
-    item = DTYPES[header.dtype].itemsize
+    statistics = space.total - space.trained
     at = _HEADER.size
     seed = None
     if header.under == _SEEDED:
@@ -136,7 +145,8 @@ def decode(
     at += table_bytes
     spelled = sum(size for size, change in zip(space.sizes, changes, strict=True) if change == _BITS)
     mask_end = at + (spelled + 7) // 8
-    end = mask_end + header.values * item
+    exact = mask_end + (header.values - statistics) * DTYPES[header.dtype].itemsize
+    end = exact + statistics * VALUE_BYTES
     if len(data) != end + _CHECKSUM_BYTES:
         raise WireError(
             f"The message has {len(data)} bytes, by its header it must have {end + _CHECKSUM_BYTES}."
@@ -150,20 +160,25 @@ def decode(
     if header.context != _context(space, known, mask) or header.values != int(flags.count_nonzero()):
         raise WireError(f"The message is {envelope}, but for another network or under another mask.")
     vector = torch.zeros(space.total)
-    vector[flags] = _from_bytes(data[mask_end:end], DTYPES[header.dtype])
+    vector[flags] = torch.cat(
+        [_from_bytes(data[mask_end:exact], DTYPES[header.dtype]), _from_bytes(data[exact:end], torch.float32)]
+    )
     return Message(envelope, vector, mask, next_mask, seed)
 
 
-def visit_bytes(costs: Costs, tensors: int, dtype: str = "fp32") -> int:
+def visit_bytes(costs: Costs, tensors: int, dtype: str = "fp32", statistics: int = 0) -> int:
     """Bytes of a visit's two messages in closed form, from its costs under the honest convention.
+
+    `statistics`: values of the network that are running statistics, and go both ways.
 
     Exact where the next mask changed in every tensor that is neither full nor empty; else an upper bound.
     """
     if not costs.traffic_bytes:
         return 0
     frame = _HEADER.size + _table_bytes(tensors) + _CHECKSUM_BYTES
-    values = (costs.down_bytes + costs.up_bytes) // VALUE_BYTES
-    return 2 * frame + values * DTYPES[dtype].itemsize + costs.mask_bytes
+    exact = 2 * statistics
+    rounded = (costs.down_bytes + costs.up_bytes) // VALUE_BYTES - exact
+    return 2 * frame + rounded * DTYPES[dtype].itemsize + exact * VALUE_BYTES + costs.mask_bytes
 
 
 class _Header(NamedTuple):
@@ -186,7 +201,7 @@ def _read_header(data: bytes, space: ParameterSpace, envelope: Envelope) -> _Hea
         raise WireError(f"The message's header is not valid: kind {kind}, value type {dtype}, mask {under}.")
     if (found := Envelope(KINDS[kind], round, client)) != envelope:
         raise WireError(f"The message is {found}, not {envelope}.")
-    if parameters != space.total or values > parameters:
+    if parameters != space.total or not space.total - space.trained <= values <= parameters:
         raise WireError(
             f"The message holds {values} values for {parameters} parameters, the network has {space.total}."
         )
@@ -291,5 +306,5 @@ def _digest(data: bytes) -> bytes:
 
 def _context(space: ParameterSpace, known: PackedMask, mask: PackedMask) -> bytes:
     """A digest of what a message says nothing of, but cannot be read without."""
-    network = repr((space.names, space.shapes)).encode()
+    network = repr((space.names, space.shapes, space.statistics)).encode()
     return _digest(network + known.bits.numpy().tobytes() + mask.bits.numpy().tobytes())
