@@ -34,9 +34,22 @@ def test_a_data_set_that_is_too_large_is_told_what_would_fit(
     assert 3 * 77**2 * 10**6 <= 0.9 * 20e9 < 3 * 78**2 * 10**6
     monkeypatch.setattr(fitting, "free_memory", lambda: 168 * 10**9)
     check_fits(source, CPU)
-    source.augmentation.crop_padding = 4  # takes a copy
-    with pytest.raises(UserError, match=r"take 301"):
+    source.augmentation.crop_padding = 4  # takes a copy of the training images
+    with pytest.raises(
+        UserError,
+        match=r"take 286\.0 GB in memory, those for training twice because of dataset.augmentation.crop_padding, but "
+        r"this machine has 168.* dataset.image_size=162 .* or dataset.train_rows=452232 would",
+    ):
         check_fits(source, CPU)
+    each = 3 * 224**2
+    assert (2 * 452_232 + 100_000) * each <= 0.9 * 168e9 < (2 * 452_233 + 100_000) * each
+    assert 1_900_000 * 3 * 162**2 <= 0.9 * 168e9 < 1_900_000 * 3 * 163**2
+    source.augmentation.crop_padding = 0
+    with pytest.raises(
+        UserError, match=r"take 301\.1 GB in the memory of 2 processes, but .*train_rows=402232 would"
+    ):
+        check_fits(source, CPU, processes=2)
+    assert 2 * (402_232 + 100_000) * each <= 0.9 * 168e9 < 2 * (402_233 + 100_000) * each
     monkeypatch.setattr(fitting, "free_memory", lambda: None)
     check_fits(source, CPU)
 

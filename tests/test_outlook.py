@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
+
 from fedspa.costing.outlook import outlook
 
 
@@ -27,5 +31,46 @@ def test_sizes_that_only_a_run_knows_are_means(plan):
 def test_memory_of_states_is_that_of_the_method(plan):
     assert "at most 0 B of clients' states" in outlook(plan("method=fedavg"))
     assert f"at most {20 * 26_090 * 4 / 1e6:.1f} MB of clients' states" in outlook(plan("method=local"))
+    mask = (26_090 + 7) // 8
+    assert f"at most {20 * mask / 1e3:.1f} kB of clients' states" in outlook(plan("mask=dst"))
+    assert f"at most {20 * 2 * mask / 1e3:.1f} kB of clients' states" in outlook(plan("mask=rigl"))
     capped = outlook(plan("method=local", "hardware.state_memory_gb=0.001"))
     assert "at most 1.0 MB of clients' states" in capped
+
+
+def test_memory_of_images_is_that_of_the_loaded_ones(plan):
+    crops = "dataset.augmentation.crop_padding=1"
+    assert f"{(1_397 * 2 + 400) * 64 / 1e3:.1f} kB images" in outlook(plan(crops))
+    assert " 0 B images" in outlook(plan("dataset=synthetic_clients", "federation.clients=1000"))
+
+
+MODEL = ("model=dotted", "model.path=normed.net", "trusted_packages=[normed]")
+PARAMETERS = 5 * 9 + 5 + 2 * 5 + 5 * 10 + 10
+
+
+@pytest.fixture
+def normed(tmp_path, monkeypatch):
+    """A network with BatchNorm of five channels."""
+    (tmp_path / "normed.py").write_text(
+        "from torch import nn\n"
+        "def net(channels, classes):\n"
+        "    norm = nn.Conv2d(channels, 5, 3), nn.BatchNorm2d(5), nn.AdaptiveAvgPool2d(1)\n"
+        "    return nn.Sequential(*norm, nn.Flatten(), nn.Linear(5, classes))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("normed", None)
+
+
+@pytest.mark.parametrize("policy", ["average", "local"])
+def test_running_statistics_are_no_parameters(plan, normed, policy):
+    told = outlook(plan(*MODEL, "method=fedavg", f"model.batchnorm={policy}"))
+    assert f": {PARAMETERS} parameters (" in told and f" {PARAMETERS} of them active" in told
+
+
+@pytest.mark.parametrize(("method", "models"), [("fedavg", 1), ("ditto", 2)])
+def test_layers_that_clients_keep_count_as_their_states(plan, normed, method, models):
+    """Four values a channel, of each model; Ditto remembers the shared parameters too."""
+    told = outlook(plan(*MODEL, "model.batchnorm=local", f"method={method}"))
+    values = models * 4 * 5 + (PARAMETERS - 2 * 5) * (method == "ditto")
+    assert f"at most {20 * 4 * values / 1e3:.1f} kB of clients' states" in told

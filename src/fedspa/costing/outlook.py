@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
+from fedspa.client_state import Item
 from fedspa.config import Plan
 from fedspa.costing.cost_report import CostReport
 from fedspa.costing.units import show_bytes
+from fedspa.masks.base import MaskSearcher, SearchInput
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Origin
+from fedspa.rounds.own_layers import OwnLayers
 from fedspa.running.launch import usable_cores
+from fedspa.weights import ParameterSpace
 
 
 def outlook(plan: Plan) -> str:
     """Lines of a name and a few words each. Sizes of clients are those of equal shares, unless the data is dealt so."""
     report, settings, source, names = CostReport.of(plan), plan.settings, plan.dataset, plan.names
     federation, training, sizes = settings.federation, settings.training, report.client_sizes
-    images = sum(sizes) * source.channels * source.image_size**2
+    images = sum(sizes) * source.image_bytes
     shape = f"{source.channels} x {source.image_size} x {source.image_size}"
-    active, total = sum(report.active), report.space.total
+    active, total = report.active_parameters, report.parameters
     shares = f"{min(sizes):,} to {max(sizes):,}" if min(sizes) < max(sizes) else f"{min(sizes):,}"
     about = "" if names["partition"] == "iid" else "about "
     facts = {
@@ -42,24 +48,45 @@ def outlook(plan: Plan) -> str:
 
 def _memory(report: CostReport) -> str:
     """What can be told of it: activations depend on the batch, and imports come before."""
-    plan, total = report.plan, report.space.total
+    plan, source = report.plan, report.plan.dataset
     vectors = 4 + bool(plan.settings.training.momentum)  # weights, gradient, mask, update
-    states = min(_first_visits(report) * _state_bytes(plan, total), plan.hardware.state_memory_gb * 1e9)
+    weights = vectors * report.space.total * plan.hardware.dtype.itemsize
+    images = source.images_in_memory() * source.image_bytes
+    states = min(_first_visits(report) * _state_bytes(report), plan.hardware.state_memory_gb * 1e9)
     return (
-        f"{show_bytes(plan.dataset.bytes_in_memory)} images; {show_bytes(4 * total * vectors)} vectors of weights in "
-        f"each process that trains; at most {show_bytes(states)} of clients' states; activations come on top"
+        f"{show_bytes(images)} images; {show_bytes(weights)} vectors of weights in each process that trains; at most "
+        f"{show_bytes(states)} of clients' states; activations come on top"
     )
 
 
-def _state_bytes(plan: Plan, total: int) -> int:
-    """Of what is remembered of a visited client."""
-    mask = PackedMask.pack(torch.ones(total))
-    origin = Origin(torch.empty(total, device="meta"), lambda client: mask, mask)
-    tensors = (
-        item.bits if isinstance(item, PackedMask) else item
-        for item in plan.method.first_state(0, origin).values()
+def _state_bytes(report: CostReport) -> int:
+    """Of what is remembered of a visited client: its method's items, its mask searcher's, and its own layers."""
+    plan, shared = report.plan, report.space.shared
+    dtype, mask = plan.hardware.dtype, PackedMask.pack(torch.ones(shared.total))
+    origin = Origin(torch.empty(shared.total, dtype=dtype, device="meta"), lambda client: mask, mask)
+    own = OwnLayers(
+        torch.empty(report.space.total - shared.total, dtype=dtype, device="meta"),
+        plan.method.trains_personal,
     )
-    return sum(tensor.nbytes for tensor in tensors)
+    items = [*plan.method.first_state(0, origin).values(), *own.first.values()]
+    if plan.mask is not None:
+        items += _remembered(plan.mask, shared.parameters).values()
+    return sum((item.bits if isinstance(item, PackedMask) else item).nbytes for item in items)
+
+
+def _remembered(searcher: MaskSearcher, space: ParameterSpace) -> Mapping[str, Item]:
+    """What a searcher keeps of a client for whom it has just found a mask."""
+    nothing = torch.zeros(1).expand(space.total)
+    search = SearchInput(
+        space=space,
+        mask=nothing,
+        weights=nothing,
+        gradient=nothing,
+        round=0,
+        generator=torch.Generator(),
+        active=space.sizes,
+    )
+    return searcher.remember(search, torch.ones(space.total))
 
 
 def _first_visits(report: CostReport) -> int:

@@ -159,11 +159,15 @@ class ImageSource(ABC):
         """
         return self
 
+    def images_in_memory(self, *, copies: bool = True) -> int:
+        """How many images a process holds, once they are loaded: random crops read training images from a copy."""
+        train = self.effective_train_size * (2 if copies and self.augmentation.crop_padding else 1)
+        return train + self.effective_test_size
+
     @property
-    def bytes_in_memory(self) -> int:
-        """Of all images, once loaded."""
-        images = self.effective_train_size + self.effective_test_size
-        return images * self.channels * self.image_size**2
+    def image_bytes(self) -> int:
+        """Of one image."""
+        return self.channels * self.image_size**2
 
     @property
     def remarks(self) -> list[str]:

@@ -40,8 +40,7 @@ class SyntheticClients(SyntheticImages):
                 f"dataset.client_test_images={self.client_test_images}: leave them to the YAML file."
             )
 
-    @property
-    def bytes_in_memory(self) -> int:
+    def images_in_memory(self, *, copies: bool = True) -> int:
         return 0
 
     @property

@@ -82,6 +82,7 @@ def build(plan: Plan, launch: Launch = ALONE, group: RankGroup | None = None) ->
     group = group or RankGroup()
     with group.synchronised(interruptible=True), group.droppable():
         fabric = plan.hardware.fabric(launch)
+        check_fits(plan.dataset, fabric.device, launch.local_size)  # no rank reads before all have met again
     kinds = group.gather(fabric.device.type)
     if len(set(kinds)) > 1:
         raise UserError(
@@ -106,7 +107,6 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
             "they keep layers to themselves: set it to 0, or use model.batchnorm=average or groupnorm."
         )
 
-    check_fits(source, fabric.device)
     data = source.load()  # after the network, whose mistakes need no data
     rows = client_rows(data, source, plan.partition, settings.federation.clients, settings.seed)
     _check_batches(plan, rows, network)

@@ -17,31 +17,43 @@ CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
 
-def check_fits(source: ImageSource, device: torch.device) -> None:
-    """Raise `UserError` where the images do not fit into the memory of this machine, or of the device."""
-    copies = 2 if source.augmentation.crop_padding else 1  # a crop reads from a copy with a border
-    _check(source, copies, free_memory(), "this machine")
+def check_fits(source: ImageSource, device: torch.device, processes: int = 1) -> None:
+    """Raise `UserError` where the images do not fit into the memory of this machine, or of the device.
+
+    `processes`: how many on this machine will read them, each for itself; none may have begun.
+    """
+    _check(source, source.images_in_memory(), free_memory(), processes, "this machine")
     if device.type == "cuda":
-        _check(source, 1, torch.cuda.mem_get_info(device)[0], "the GPU")
+        _check(
+            source, source.images_in_memory(copies=False), torch.cuda.mem_get_info(device)[0], 1, "the GPU"
+        )
 
 
-def _check(source: ImageSource, copies: int, free: int | None, whose: str) -> None:
-    needed = copies * source.bytes_in_memory
+def _check(source: ImageSource, held: int, free: int | None, processes: int, whose: str) -> None:
+    """`held`: images that lie in the memory of each process."""
+    needed = processes * held * source.image_bytes
     if free is None or needed <= SHARE * free:
         return
-    room = int(SHARE * free) // copies
-    images = source.effective_train_size + source.effective_test_size
-    side = isqrt(room // (images * source.channels))
-    rows = room * images // source.bytes_in_memory - source.effective_test_size
+    room = int(SHARE * free) // processes
+    train, test = source.effective_train_size, source.effective_test_size
+    side = isqrt(room // (held * source.channels))
+    rows = (room // source.image_bytes - test) // ((held - test) // train)
     ways = (
         [f"dataset.image_size={side} with dataset.resize=crop"] if hasattr(source, "resize") and side else []
     )
     ways.append(
         f"dataset.train_rows={rows}" if rows > 0 else "smaller dataset.train_rows and dataset.test_rows"
     )
+    where = f"the memory of {processes} processes" if processes > 1 else "memory"
+    copied = (
+        ", those for training twice because of dataset.augmentation.crop_padding"
+        if held > train + test
+        else ""
+    )
     raise UserError(
-        f"dataset={source.name}: {images:,} images of {source.channels} x {source.image_size} x {source.image_size} "
-        f"take {show_bytes(needed)} in memory, but {whose} has {show_bytes(free)} left: {', or '.join(ways)} would fit."
+        f"dataset={source.name}: {train + test:,} images of {source.channels} x {source.image_size} x "
+        f"{source.image_size} take {show_bytes(needed)} in {where}{copied}, but {whose} has {show_bytes(free)} "
+        f"left: {', or '.join(ways)} would fit."
     )
 
 
