@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from tracking_runs import run_info, run_record, run_result
 
 from fedspa.cli import main
@@ -63,6 +65,13 @@ def test_the_ready_configs_compose(option, tmp_path):
     assert "_target_: hydra_plugins.hydra_" in done.stdout, done.stderr
 
 
+def test_a_ray_cluster_that_runs_is_joined():
+    """It refuses to be told how large its object store is, which the plug-in does where nothing stands there."""
+    init = OmegaConf.load(ROOT / "conf/hydra/launcher/ray_cluster.yaml").ray.init
+    assert init.address == "auto" and init.setdefault("object_store_memory", 78643200) is None
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="it is installed")
 @pytest.mark.parametrize(("option", "extra"), [("ray", "ray"), ("ray_cluster", "ray")])
 def test_a_launcher_that_is_not_installed_is_a_sentence(option, extra, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
@@ -252,14 +261,31 @@ def sweep(folder: Path, *words: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, **options)
 
 
-@pytest.mark.parametrize("launcher", ["cores", pytest.param("submitit_local", marks=pytest.mark.slow)])
+WITH_RAY = (
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("ray") is None, reason="Ray needs an environment of its own: docs/clusters.md"
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "cores",
+        pytest.param("submitit_local", marks=pytest.mark.slow),
+        pytest.param("ray_cluster", marks=WITH_RAY),
+    ],
+)
 def test_a_real_sweep_side_by_side(launcher, tmp_path, store):
     """Three jobs that train and one that cannot; then the same again, when nothing is left to do."""
     environment = os.environ | {"MLFLOW_TRACKING_URI": store}
-    words = [f"hydra/launcher={launcher}", "seed=0,1,2,-1"]
+    words = [f"hydra/launcher={launcher}"]
     if launcher == "cores":
         words.append("hydra.launcher.n_jobs=2")
-    first = sweep(tmp_path, *words, env=environment)
+    if launcher == "ray_cluster":
+        words += ["hydra.launcher.ray.init.address=null", "hydra.launcher.ray.remote.num_cpus=1"]
+    first = sweep(tmp_path, *words, "seed=0,1,2,-1", env=environment)
     out, err = first.communicate(timeout=600)
     assert first.returncode == 2, err
     assert err.endswith("1 of 4 jobs failed:\n  seed=-1  seed=-1 is out of range: it must be at least 0.\n")
@@ -270,7 +296,8 @@ def test_a_real_sweep_side_by_side(launcher, tmp_path, store):
     for folder in folders.values():
         assert "Everything lies in" in (folder / CONSOLE).read_text()
         assert len((folder / "rounds.csv").read_text().splitlines()) == 1 + 2
-        cores = max(launchers.usable_cores() // (2 if launcher == "cores" else 4), 1)
+        beside = {"cores": 2, "submitit_local": 4, "ray_cluster": launchers.usable_cores()}[launcher]
+        cores = max(launchers.usable_cores() // beside, 1)
         assert f"  cores: {cores}\n" in (folder / "config.yaml").read_text()
         assert not (folder / "fedspa.log").exists()
 
@@ -283,7 +310,7 @@ def test_a_real_sweep_side_by_side(launcher, tmp_path, store):
     ]
 
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/summary.json")}
-    second = sweep(tmp_path, *words[:1], "seed=0,1,2", env=environment)
+    second = sweep(tmp_path, *words, "seed=0,1,2", env=environment)
     out, err = second.communicate(timeout=600)
     assert (second.returncode, "3 of them are finished already." in out) == (0, True), err
     assert {path: path.stat().st_mtime_ns for path in before} == before
