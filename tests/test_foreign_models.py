@@ -69,11 +69,28 @@ def test_a_dotted_path_is_given_what_its_parameters_ask_for(plan, package):
     assert ParameterSpace.of(network).statistics == 4
 
 
+NESTED = (
+    "model.arguments={path: subprocess.getoutput, arguments: {cmd: 'false'}, trusted_packages: [subprocess]}"
+)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (("model=dotted", "model.path=foreignnets.net"), "must be named in trusted_packages"),
         (("model=dotted",), "model.path is missing"),
+        (
+            ("model=dotted", "model.path=fedspa.paths.project_root"),
+            "is no network: of fedspa itself it must be",
+        ),
+        (
+            ("model=dotted", "model.path=fedspa.models.dotted_network.dotted_network", NESTED),
+            "dotted_network is no network: of fedspa itself",
+        ),
+        (
+            ("model._target_=fedspa.paths.project_root",),
+            "project_root makes no network: of fedspa's own functions",
+        ),
         (dotted("nett"), "has no attribute 'nett'"),
         (dotted("nothing"), "makes a int, not a torch.nn.Module"),
         (dotted("net", "model.arguments={wide: 6}"), "cannot be made of .*wide=6"),

@@ -18,6 +18,7 @@ from fedspa.config import Plan
 from fedspa.data import hub_table, tabular
 from fedspa.data.clients import client_rows
 from fedspa.data.source import ImageData, ImageSet
+from fedspa.data.table import Columns, Table
 from fedspa.data.tabular import TableImages
 from fedspa.errors import UserError
 
@@ -260,6 +261,16 @@ def test_a_corrupt_image_is_named_with_its_row(hub: Hub, plan: Planner) -> None:
         UserError, match=r"name=org/pets, split train, row 4 \(from 0\): its image cannot be read"
     ):
         load(plan)
+
+
+def test_a_row_that_names_a_device_is_not_read_for_ever() -> None:
+    import datasets
+
+    features = datasets.Features({"image": datasets.Image()})
+    cell = {"bytes": None, "path": "/dev/zero"}
+    table = Table(datasets.Dataset.from_dict({"image": [cell]}, features), "here", Columns("image", None))
+    with pytest.raises(UserError, match="here, row 0 .*: its image cannot be read .*/dev/zero is no file"):
+        list(table.encoded(np.array([0])))
 
 
 def test_labels_may_be_numbers_or_names(hub: Hub, plan: Planner) -> None:

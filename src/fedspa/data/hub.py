@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import itertools
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +89,6 @@ class HubImages(ImageSource):
         return folder_shards(Path(self.path or "").expanduser(), split, [self.image, self.label], pixels)
 
     def _download(self, split: str) -> Shard:
-        # A data set on the hub may come with code; this project only takes data (the user's own setting wins).
-        os.environ.setdefault("HF_DATASETS_TRUST_REMOTE_CODE", "0")
         from datasets import load_dataset
 
         logging.getLogger(

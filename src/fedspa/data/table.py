@@ -51,7 +51,7 @@ class Table:
             cells = chosen[first : first + ROWS_AT_ONCE].column(column).to_pylist()
             for row, cell in zip(rows[first : first + ROWS_AT_ONCE], cells, strict=True):
                 try:
-                    yield cell["bytes"] or Path(cell["path"]).read_bytes()
+                    yield cell["bytes"] or _file_bytes(cell["path"])
                 except (OSError, TypeError) as error:  # the file is gone, or the cell is empty
                     raise UserError(
                         f"{self.place(row)}: its image cannot be read ({brief(error)})."
@@ -115,6 +115,13 @@ class Table:
         if values and isinstance(values[0], str):
             return np.array(values, dtype=object)
         return np.array(values).astype(np.int64)
+
+
+def _file_bytes(path: str) -> bytes:
+    """Of a regular file: a device would be read for ever. Raises `OSError`, and `TypeError` without a path."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} is no file")
+    return Path(path).read_bytes()
 
 
 def class_names(data: datasets.Dataset, column: str) -> list[str]:

@@ -11,6 +11,7 @@ from omegaconf import MISSING
 from torch import nn
 
 from fedspa.components import build, check_kind, find_object
+from fedspa.errors import UserError
 from fedspa.models.batchnorm import with_batchnorm
 from fedspa.models.image_size import check_forward
 
@@ -40,6 +41,11 @@ def model_call(
     make = find_object("model._target_", plan.resolved["model"]["_target_"], plan.settings.trusted_packages)
     if isinstance(make, type):
         check_kind("model", make)
+    elif make.__module__.startswith("fedspa.") and not make.__module__.startswith("fedspa.models."):
+        raise UserError(
+            f"model._target_={make.__module__}.{make.__qualname__} makes no network: of fedspa's own functions only "
+            "those of fedspa.models do."
+        )
     signature = inspect.signature(make).parameters
     data = {"channels": channels, "image_size": image_size, "classes": classes}
     given = data | {"trusted_packages": plan.settings.trusted_packages}

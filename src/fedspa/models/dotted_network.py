@@ -35,6 +35,9 @@ def dotted_network(
             "model.path is missing: model=dotted needs the path of a network, such as mypackage.nets.Net."
         )
     make = find_object("model.path", path, trusted_packages)
+    is_network = isinstance(make, type) and issubclass(make, nn.Module)
+    if make.__module__.partition(".")[0] == "fedspa" and not is_network:  # which is not even to be called
+        raise UserError(f"model.path={path} is no network: of fedspa itself it must be a torch.nn.Module.")
     taken = inspect.signature(make).parameters
     told = {"channels": channels, "image_size": image_size, "classes": classes}
     given = {name: told[what] for what, names in NAMES.items() for name in names if name in taken}
