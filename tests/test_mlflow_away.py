@@ -94,7 +94,8 @@ def test_away_in_the_middle_and_back(
     assert (server.uploads / "rounds.csv").exists()
     (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert "takes no metrics now (Connection refused): the run goes on" in warning.getMessage()
-    assert capsys.readouterr().out == f"In MLflow: {server.uri}/#/experiments/1\n"
+    address = f"{server.uri}/#/experiments/1/runs/{server.run['info']['run_id']}"
+    assert capsys.readouterr().out == f"In MLflow: {address}?workflowType=machine_learning\n"
     assert not (tmp_path / "run" / UNDELIVERED).exists()
 
 

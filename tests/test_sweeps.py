@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from data_files import OF_FILES, write_data
@@ -450,7 +451,7 @@ def store(tmp_path_factory):
     return uri
 
 
-def test_a_sweeps_run_is_found_again_and_tells_the_truth(store):
+def test_a_sweeps_run_is_found_again_and_tells_the_truth(store, capsys):
     loggers = {"mlflow": MLflowTracker(tracking_uri=store, experiment="status")}
     client, experiment = loggers["mlflow"].open_store()
 
@@ -471,6 +472,15 @@ def test_a_sweeps_run_is_found_again_and_tells_the_truth(store):
     with pytest.raises(RuntimeError), nested_in("sparsity", loggers):
         raise RuntimeError
     assert only() == ("sparsity", "FAILED")
+    told = capsys.readouterr().out.splitlines()
+    assert len(set(told)) == 1 and told[0].startswith(
+        f"In MLflow: run `mlflow ui --backend-store-uri {store}`"
+    )
+    job = client.create_run(experiment, tags={PARENT: parent.run_id}).info.run_id
+    view = dict(parse_qsl(urlsplit(urlsplit(told[0].split()[-1]).fragment).query))
+    shown = client.search_runs([experiment], view["searchFilter"], order_by=[f"{view['orderByKey']} ASC"])
+    assert [run.info.run_id for run in shown] == [job]
+    assert view["workflowType"] == "machine_learning"
 
 
 def test_without_mlflow_nothing_is_nested():

@@ -102,7 +102,8 @@ def test_a_finished_run_reads_back(
         "summary.json",
     }
     printed = capfd.readouterr()
-    assert printed.out == f"In MLflow: run `mlflow ui` in {root}\n"
+    page = f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}?workflowType=machine_learning"
+    assert printed.out == f"In MLflow: run `mlflow ui` in {root}, then open http://127.0.0.1:5000/{page}\n"
     assert "INFO" not in printed.err  # MLflow's lines on the new tables
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
 
 from fedspa.errors import UserError, brief
 from fedspa.paths import project_root
@@ -25,6 +26,10 @@ SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
 }
 """MLflow's own settings, where the user's environment does not say otherwise."""
+USUAL_SERVER = "http://127.0.0.1:5000"
+"""Where `mlflow ui` listens unless told otherwise."""
+TRAINING = {"workflowType": "machine_learning"}
+"""In an address: a browser that has not been to MLflow yet is shown the pages of language models otherwise."""
 OTHERWISE = "mend it, name another with loggers.mlflow.tracking_uri=..., or run with logger=csv"
 """What a run can do about a store that cannot be used."""
 
@@ -111,13 +116,35 @@ def artifact_location(uri: str) -> str | None:
     return (project_root() / "outputs" / "mlflow-artifacts").as_uri()
 
 
-def where_to_look(uri: str, experiment_id: str) -> str:
-    """How one comes to see the runs of a store."""
+def where_to_look(uri: str, page: str) -> str:
+    """How one comes to see a page of a store: `run_page` or `jobs_page`."""
     if uri.startswith("http"):
-        return f"{uri.rstrip('/')}/#/experiments/{experiment_id}"
-    if uri == _default_uri():
-        return f"run `mlflow ui` in {project_root()}"
-    return f"run `mlflow ui --backend-store-uri {uri}`"
+        return f"{uri.rstrip('/')}/{page}"
+    server = (
+        f"`mlflow ui` in {project_root()}"
+        if uri == _default_uri()
+        else f"`mlflow ui --backend-store-uri {uri}`"
+    )
+    return f"run {server}, then open {USUAL_SERVER}/{page}"
+
+
+def run_page(experiment_id: str, run_id: str) -> str:
+    """The page of a run, as the end of an address."""
+    return f"#/experiments/{experiment_id}/runs/{run_id}?{urlencode(TRAINING)}"
+
+
+def jobs_page(experiment_id: str, parent_id: str) -> str:
+    """The charts of the runs nested below another, as the end of an address.
+
+    Sorted by name, since MLflow hides nested runs below their parent in any table that is sorted by time.
+    """
+    view = {
+        "searchFilter": f'tags.mlflow.parentRunId="{parent_id}"',
+        "orderByKey": "tags.`mlflow.runName`",
+        "orderByAsc": "true",
+        "compareRunsMode": "CHART",
+    }
+    return f"#/experiments/{experiment_id}/runs?{urlencode(TRAINING | view, quote_via=quote)}"
 
 
 def _default_uri() -> str:

@@ -21,7 +21,13 @@ from fedspa.records import RoundRecord, RunInfo, RunResult
 from fedspa.saved import Saved
 from fedspa.saving.files import write_whole
 from fedspa.tracking.measures import final_metrics, round_metrics
-from fedspa.tracking.mlflow_connection import open_store, store_needed, store_uri, where_to_look
+from fedspa.tracking.mlflow_connection import (
+    open_store,
+    run_page,
+    store_needed,
+    store_uri,
+    where_to_look,
+)
 from fedspa.tracking.mlflow_delivery import UNDELIVERED, Delivery, Ending, Outbox, Point
 from fedspa.tracking.mlflow_page import NOTE, PARENT, dataset_input, note, tags
 from fedspa.tracking.undelivered import Undelivered
@@ -106,7 +112,8 @@ class MLflowTracker:
     def finish(self, result: RunResult) -> None:
         self._add(final_metrics(result.summary), self._info.rounds)
         if self._end("FINISHED", {NOTE: note(self._info, result.summary)}):
-            print(f"In MLflow: {where_to_look(self.uri, self._experiment_id)}")
+            page = run_page(self._experiment_id, self._run_id)
+            print(f"In MLflow: {where_to_look(self.uri, page)}")
 
     def abort(self, status: str, reason: str) -> None:
         self._end(status, {ENDED_BECAUSE: reason})

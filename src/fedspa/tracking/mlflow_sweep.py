@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedspa.sweeping.studies import SINGLE
-from fedspa.tracking.mlflow_connection import root_cause, store_needed
+from fedspa.tracking.mlflow_connection import jobs_page, root_cause, store_needed, where_to_look
 from fedspa.tracking.mlflow_page import NOTE, source_tags, sweep_note
 from fedspa.tracking.mlflow_store import MLflowTracker
 
@@ -82,3 +82,5 @@ def nested_in(sweep: str, loggers: Mapping[str, Any]) -> Iterator[Parent]:
                 sweep,
                 root_cause(error),
             )
+        else:
+            print(f"In MLflow: {where_to_look(tracker.uri, jobs_page(experiment, run_id))}")
