@@ -26,6 +26,8 @@ def train(plan: Plan, folder: Path) -> None:
     """One run, its files in `folder`; or with dry_run=true only what it would do and cost."""
     # Imported here because it brings torch and Lightning: seconds, spent only on a run without mistakes.
     if plan.settings.dry_run:
+        if not launched().main:
+            return
         from fedspa.costing.dry_run import listing
         from fedspa.costing.outlook import outlook
 

@@ -295,6 +295,11 @@ def test_the_first_rank_speaks_for_all(tmp_path, rank):
     assert done.stderr.count("\n") == (rank == "0")
 
 
+def test_a_dry_run_is_told_by_the_first_rank_alone(tmp_path):
+    done = train("dry_run=true", folder=tmp_path, **TORCHRUN | {"RANK": "1"})
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_several_runs_in_several_ranks_are_refused(tmp_path):
     done = train("-m", "seed=0,1", folder=tmp_path, **TORCHRUN | {"RANK": "0"})
     assert done.returncode == 2
