@@ -27,10 +27,10 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())  # some file systems tell only now that they are full
         os.replace(unfinished, path)
     except BaseException as error:
-        if isinstance(error, OSError):  # the operating system names no file for a full disk
-            error.filename, error.filename2 = str(path), None
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno:  # for a full disk the operating system names no file
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
