@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
+from fedspa.__main__ import main as by_name
 from fedspa.cli import main
 from fedspa.config import register
-from fedspa.errors import UserError
+from fedspa.errors import UserError, nearest
 from fedspa.paths import config_dir
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +41,24 @@ def fedspa(tmp_path, monkeypatch):
         return main(task)
 
     return run
+
+
+# The commands by name
+
+
+def test_each_command_has_a_name(monkeypatch, capsys):
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedspa", *words])
+        return by_name(), *capsys.readouterr()
+
+    files = {file.stem for file in (ROOT / "src").glob("*.py")}
+    code, told, _ = call()
+    assert code == 2 and {name for name in files if name in told} == files
+    assert call("--help") == (0, told, "")
+    assert call("trian")[0::2] == (2, f"Error: trian is no command: {nearest('trian', files)}.\n")
+    with pytest.raises(SystemExit) as end:
+        call("deliver", "--help")
+    assert end.value.code == 0 and "Deliver to MLflow what its server did not take" in capsys.readouterr().out
 
 
 # A user's mistakes

@@ -27,6 +27,7 @@ from fedspa.saving.run_state import RunState
 from fedspa.tracking.console import ConsoleView
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.mlflow_store import MLflowTracker
+from fedspa.tracking.pictures import Pictures
 from fedspa.tracking.run_folder import RunFolder
 from fedspa.tracking.summary import History
 from fedspa.tracking.tensorboard import TensorBoard
@@ -45,7 +46,7 @@ class Run:
         eval_settings = plan.settings.eval
         self.history = History(eval_settings.targets, eval_settings.final_rounds)
         self.mlflow = MLflowTracker()
-        files = {"run_folder": RunFolder(), "tensorboard": TensorBoard()}
+        files = {"run_folder": RunFolder(), "tensorboard": TensorBoard(), "pictures": Pictures()}
         self.trackers = Trackers({**files, "console_view": ConsoleView(), "mlflow": self.mlflow})
         info = describe(plan, self.federation, folder)
         parts = {"federation": self.federation, "history": self.history, "trackers": self.trackers}
@@ -58,6 +59,7 @@ class Run:
         self.saved: dict[str, Any] = {**self.state._state, "best": 41.5}
         trackers = self.saved["parts"]["trackers"]
         trackers["run_folder"] = {"bytes": {"rounds.csv": 900, "timing.csv": 90, "events.csv": 30}}
+        trackers["pictures"] = {"curves": {"personal": [[1, 50.0, 2.5]]}}
         trackers["tensorboard"] = {"bytes": {"events.out.tfevents.1": 900}}
         trackers["console_view"] = {"accuracy": {"personal": 50.0}, "mentioned": ["dropout"]}
         trackers["mlflow"] = {
@@ -191,6 +193,16 @@ def test_a_changed_state_is_refused_in_a_sentence_or_can_be_gone_on_from(
         ),
         ("curves.moments", {0: {"weights": torch.zeros(2)}}, "curves.moments.0 has no visits"),
         ("history.final", [{}] * 99, "must be a list of at most 2 items, not one of 99"),
+        (
+            "pictures.curves",
+            {"personal": [[1, 50.0]]},
+            r"pictures.curves.personal\[0\] must be a list of 3 items",
+        ),
+        (
+            "pictures.curves",
+            {"best": []},
+            "a key of pictures.curves must be one of finetuned, global, local,",
+        ),
         (
             "tensorboard.bytes",
             {"events": -1},

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+from fedspa.costing import dry_run
 from fedspa.costing.outlook import outlook
+from train import train
 
 
 def test_a_run_is_told_in_a_screen(plan):
@@ -22,6 +24,15 @@ def test_a_run_is_told_in_a_screen(plan):
     assert lines["memory"].startswith("115.0 kB images; 417.4 kB vectors of weights in each process")
     assert "at most 65.2 kB of clients' states" in lines["memory"]
     assert max(map(len, told.splitlines())) <= 160
+
+
+def test_the_command_tells_it_before_the_costs_and_runs_nothing(plan, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(dry_run, "_speed", lambda plan: 1e9)
+    monkeypatch.setattr("fedspa.engines.eager.EagerEngine._step", None)
+    train(plan("dry_run=true"), tmp_path)
+    told = capsys.readouterr().out
+    assert told.index("partition=") < told.index("FLOPs")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sizes_that_only_a_run_knows_are_means(plan):

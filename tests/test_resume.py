@@ -17,9 +17,10 @@ from kill_points import POINTS, count, run_until
 
 from fedspa.config import Plan
 from fedspa.errors import UserError
+from fedspa.methods.merge import Merge
 from fedspa.running.experiment import run
 from fedspa.saving.archive import read
-from fedspa.saving.checkpoint import checkpoint_files
+from fedspa.saving.checkpoint import Checkpoints, checkpoint_files
 from fedspa.saving.resuming import occupied, place
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -222,6 +223,29 @@ def test_a_run_that_fails_saves_its_last_complete_round(
         assert saved_round(tmp_path / point) == (3 if point == "merge" else 1)
         run(tiny, tmp_path / point)
         assert files(tmp_path / point) == files(tmp_path / "whole")
+
+
+def test_a_last_save_that_fails_does_not_hide_why_the_run_ends(
+    plan: Callable[..., Plan],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    merges = [Merge.apply]  # that of the first round
+
+    def fail(self: Merge, *args: Any) -> Any:
+        if merges:
+            return merges.pop()(self, *args)
+        monkeypatch.setattr(Checkpoints, "write", no_room)
+        raise ZeroDivisionError("the reason")
+
+    def no_room(self: Checkpoints, *args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Merge, "apply", fail)
+    with pytest.raises(ZeroDivisionError, match="the reason"):
+        run(plan(*TINY, ONE, "checkpoint.every=9"), tmp_path)
+    assert "The last complete round could not be saved: [Errno 28] No space left on device" in caplog.text
 
 
 def test_a_run_that_had_no_room_goes_on_once_there_is_some(plan: Callable[..., Plan], tmp_path: Path) -> None:

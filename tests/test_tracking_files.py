@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from tracking_runs import COSTS, faulty_records, run_info, run_record, run_resul
 from fedspa.costing.units import show_bytes, show_flops, show_time
 from fedspa.errors import UserError
 from fedspa.paths import project_root
-from fedspa.records import RoundRecord, RunInfo, RunResult
+from fedspa.records import RoundRecord, RunInfo, RunResult, TheoryRow
 from fedspa.tracking.console import ConsoleView, _duration
 from fedspa.tracking.drawing import spread_out
 from fedspa.tracking.fanout import Trackers
-from fedspa.tracking.pictures import Pictures, accuracy_picture, partition_picture
+from fedspa.tracking.pictures import Pictures, accuracy_picture, partition_picture, theory_picture
 from fedspa.tracking.run_folder import RunFolder
 
 
@@ -277,6 +278,23 @@ def test_pictures_are_drawn_however_the_run_ends(tmp_path: Path) -> None:
         pictures.finish(run_result()) if end == "finish" else pictures.abort("FAILED", "")
         for name in ("partition.png", "accuracy.png"):
             assert (folder / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_theory_is_drawn_where_there_is_some(tmp_path: Path) -> None:
+    rows = [TheoryRow(0, 4.0, 0.5, 0.25, None), TheoryRow(1, 1.0, 0.0, 0.125, 3.0)]
+    norm, masks, ratio = theory_picture(rows).axes
+    lines = [line.get_xydata().tolist() for axes in (norm, masks, ratio) for line in axes.lines]
+    assert lines == [
+        [[0, 4], [1, 1]],
+        [[0, 50], [1, 0]],
+        [[0, 25], [1, 12.5]],
+        [[1, 3]],
+    ]  # p where it is known
+    pictures = Pictures()
+    pictures.start(run_info(tmp_path))
+    pictures.round(run_record(1))
+    pictures.finish(replace(run_result(), theory=rows))
+    assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_each_curve_is_named_at_its_end() -> None:

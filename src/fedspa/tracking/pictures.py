@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedspa.records import ACCURACY, KINDS, RoundRecord, RunInfo, RunResult, TheoryRow
+from fedspa.saved import Saved
 from fedspa.saving.files import write_whole
 from fedspa.tracking.drawing import COLORS, FAINT, INK, new_figure, set_title, spread_out
 
@@ -31,8 +32,8 @@ class Pictures:
         return {"curves": {kind: list(points) for kind, points in self._curves.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        curves = state.get("curves", {})
-        self._curves = {kind: [tuple(point) for point in points] for kind, points in curves.items()}
+        saved = Saved({"curves": {}, **state}, "pictures")["curves"]
+        self._curves = {kind.text(KINDS): _points(curve) for kind, curve in saved.items()}
 
     def start(self, info: RunInfo) -> None:
         self._info = info
@@ -58,6 +59,12 @@ class Pictures:
         if self._curves:
             title = str(self._info.config.get("name", "run"))
             _save(accuracy_picture(self._curves, title), self._info, "accuracy.png")
+
+
+def _points(curve: Saved) -> list[tuple[int, float, float]]:
+    """Round, mean and standard deviation, from a checkpoint."""
+    points = [point.sequence(3) for point in curve.sequence()]
+    return [(round.integer(), mean.number(), std.number()) for round, mean, std in points]
 
 
 def theory_picture(rows: list[TheoryRow]) -> Figure:
