@@ -65,7 +65,8 @@ class OwnLayers:
         """The dialogue with its requests completed by a client's layers; what training makes of them replaces them."""
         if not own:
             return (yield from dialogue)
-        shared, sent, answer = -len(self.initial), dict(own), None  # type: int, dict[str, torch.Tensor], Any
+        shared, sent = -len(self.initial), dict(own)
+        answer: Any = None
         while True:
             try:
                 request = dialogue.send(answer)
