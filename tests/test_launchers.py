@@ -140,6 +140,27 @@ def test_a_signal_reaches_the_jobs_though_one_has_just_ended(job_process, monkey
         child.wait()
 
 
+def test_a_process_that_watches_over_a_job_gets_no_signal_and_this_one_does():
+    """submitit's would send Ctrl-C to its job once more, and kill it a second later."""
+    tell = "import signal; print(*sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))))"
+    with pytest.raises(Preempted), launchers._told_to_end() as told, launchers._kept_from_children():
+        child = subprocess.run([sys.executable, "-c", tell], capture_output=True, text=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 30
+        while not told:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert child.stdout.split() == [str(int(number)) for number in sorted(launchers.SIGNALS)]
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_job_lets_the_signals_through(job_process, tmp_path):
+    signal.pthread_sigmask(signal.SIG_BLOCK, launchers.SIGNALS)
+    with pytest.raises(Ended), beside_others(tmp_path):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+
 def test_descendants_are_found():
     child = subprocess.Popen(["sh", "-c", "sleep 60 & wait"])
     try:

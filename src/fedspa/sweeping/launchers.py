@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -70,7 +70,8 @@ class Launching:
         if not self.here:
             return list(launch(jobs, 0))
         returned: list[Any] = []
-        with _told_to_end() as told:
+        # submitit has a process watch over each job, which passes a signal on, and kills a second after Ctrl-C.
+        with _told_to_end() as told, _kept_from_children() if self.at_once else nullcontext():
             for first in range(0, len(jobs), self.at_once or len(jobs)):
                 if not told:
                     returned += launch(jobs[first : first + (self.at_once or len(jobs))], first)
@@ -118,6 +119,22 @@ def _told_to_end() -> Iterator[list[int]]:
         raise interruption(told[0])
 
 
+@contextmanager
+def _kept_from_children() -> Iterator[None]:
+    """Processes begin with the signals blocked, until `beside_others` lets them through to a job.
+
+    So a job gets each signal once: from the terminal, or from here. To this process they come by a thread of its own.
+    """
+    over = threading.Event()
+    threading.Thread(target=over.wait, name="signals", daemon=True).start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        over.set()
+
+
 def _descendants(process: int) -> list[int]:
     """The processes below this one, as Linux tells; none elsewhere."""
     children: dict[int, list[int]] = {}
@@ -162,6 +179,7 @@ def beside_others(folder: Path) -> Iterator[None]:
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:  # also for the time between two jobs, in which nothing has to end
             signal.signal(number, receive)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if _ended:
         raise end()
     console = folder / CONSOLE
