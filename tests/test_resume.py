@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from data_files import OF_FILES, write_data
 from kill_points import POINTS, count, run_until
+from safetensors.torch import load_file
 
 from fedspa.config import Plan
 from fedspa.errors import UserError
@@ -171,6 +173,29 @@ def test_a_validation_set_keeps_the_best(plan: Callable[..., Plan], tmp_path: Pa
     assert run_until(tiny, tmp_path / "run", "merge", 4) == -signal.SIGKILL
     run(tiny, tmp_path / "run")
     assert best_of(tmp_path / "run")["round"] == best
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("engine=stacked",),
+        ("hardware.precision=bf16-mixed",),
+        ("engine=stacked", "hardware.precision=bf16-mixed"),
+    ],
+)
+def test_other_engines_and_precisions_go_on_within_their_tolerance(
+    plan: Callable[..., Plan], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    given = {word.partition("=")[0] for word in words}
+    base = [word for word in (*TINY, ONE) if word.partition("=")[0] not in given]
+    tiny = plan(*base, *words, "checkpoint.every=1")
+    run(tiny, tmp_path / "whole")
+    assert run_until(tiny, tmp_path / "cut", "merge", 3) == -signal.SIGKILL
+    assert saved_round(tmp_path / "cut") == 2
+    run(tiny, tmp_path / "cut")
+    whole, cut = (load_file(tmp_path / name / "weights.safetensors") for name in ("whole", "cut"))
+    torch.testing.assert_close(cut, whole, rtol=1e-3, atol=1e-5)
+    assert [row.split(",")[0] for row in rows(tmp_path / "cut")] == ["1", "2", "3", "4"]
 
 
 # Asked to end, or failing

@@ -33,6 +33,7 @@ TIME_LIMIT = 300
 """Seconds after which a command has failed."""
 
 _check, _study, _search = fedspa.config.check, fedspa.sweeping.studies.study, fedspa.sweeping.search.Search
+_project_root = fedspa.paths.project_root
 
 
 def toy(config: DictConfig) -> DictConfig:
@@ -81,8 +82,7 @@ def small_search(trials: int, *options: Any) -> Search:
 
 def run(words: Sequence[str], root: Path, log: Path) -> int:
     """Run `python <words>`, an entry point in src/, in a root of its own; returns its exit code."""
-    (root / "conf").mkdir(parents=True, exist_ok=True)
-    (root / "pyproject.toml").touch()
+    root.mkdir(parents=True, exist_ok=True)
     child = os.fork()
     if child == 0:
         os._exit(_inside(words, root, log))
@@ -97,7 +97,7 @@ def _inside(words: Sequence[str], root: Path, log: Path) -> int:
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     os.chdir(root)
     try:
-        fedspa.paths.__file__ = str(root / "src" / "fedspa" / "paths.py")
+        _instead(_project_root, lambda: root)
         _instead(_check, small_check)
         _instead(_study, small_study)
         _instead(_search, small_search)
