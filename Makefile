@@ -15,7 +15,7 @@ demo: $(READY) ## train FedSpa on images of digits, in under two minutes on two 
 test: $(READY) ## run the tests, on every core
 	$(RUN) -m pytest $(PARALLEL)
 
-slow: $(READY) ## run the tests that are too slow for every change
+slow: $(READY) ## run the tests that are too slow for every change, in about ten minutes
 	$(RUN) -m pytest -m slow
 
 coverage: $(READY) ## run the tests, and say which lines of src/ they reach
