@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from bench import EMNIST, PlainLeNet5, federation, in_turns, plain_visit, repeats, report, seconds
 
+from fedspa.data.source import ImageSet
 from fedspa.running.launch import usable_cores
 
 
@@ -32,6 +33,7 @@ def main() -> None:
         "dataset.train_size=12480", "eval.every=1000000",
     )  # fmt: skip
     train, rounds, cores = ours.data.train, ours.loop.rounds(), usable_cores()
+    assert isinstance(train, ImageSet)
     clients = [torch.from_numpy(rows) for rows in ours.rows.train]
 
     def plain() -> float:

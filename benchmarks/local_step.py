@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from bench import PlainLeNet5, Row, cpu_seconds, federation, in_turns, plain_visit, repeats, report, seconds
 
+from fedspa.data.source import ImageSet
 from fedspa.models.resnet18 import ResNet18
 from fedspa.models.small_cnn import SmallCNN
 from fedspa.models.vgg11 import VGG11
@@ -29,46 +30,53 @@ STEPS = 5
 
 
 def rows(repeats: int, overrides: Sequence[str]) -> Iterator[Row]:
-    for model, (build, channels, side, classes, batch) in MODELS.items():
-        made = federation(
-            "dataset=synthetic", "partition=iid", "method=fedavg", "federation.clients=1",
-            "federation.clients_per_round=1", "hardware.workers=1", f"model={model}", f"dataset.channels={channels}",
-            f"dataset.image_size={side}", f"dataset.classes={classes}", f"dataset.train_size={STEPS * batch}",
-            "dataset.test_size=200", f"training.batch_size={batch}", *overrides,
-        )  # fmt: skip
-        engine, own, train = made.visitor.engine, torch.from_numpy(made.rows.train[0]), made.data.train
-        network = build().to(engine.device)
-        start = {name: value.clone() for name, value in network.state_dict().items()}
-        images, labels, weights = (
-            item.to(engine.device) for item in (train.images, train.labels, engine.weights)
-        )
+    for model in MODELS:
+        yield measured(model, repeats, overrides)
 
-        def wait(engine=engine) -> None:
-            if engine.device.type == "cuda":
-                torch.cuda.synchronize(engine.device)
 
-        def plain(network=network, start=start, images=images, labels=labels, own=own, batch=batch) -> None:
-            plain_visit(network, start, images, labels, own, epochs=1, batch_size=batch)
-            wait()
+def measured(model: str, repeats: int, overrides: Sequence[str]) -> Row:
+    """One model's row."""
+    build, channels, side, classes, batch = MODELS[model]
+    made = federation(
+        "dataset=synthetic", "partition=iid", "method=fedavg", "federation.clients=1",
+        "federation.clients_per_round=1", "hardware.workers=1", f"model={model}", f"dataset.channels={channels}",
+        f"dataset.image_size={side}", f"dataset.classes={classes}", f"dataset.train_size={STEPS * batch}",
+        "dataset.test_size=200", f"training.batch_size={batch}", *overrides,
+    )  # fmt: skip
+    engine, own, train = made.visitor.engine, torch.from_numpy(made.rows.train[0]), made.data.train
+    assert isinstance(train, ImageSet)
+    network = build().to(engine.device)
+    start = {name: value.clone() for name, value in network.state_dict().items()}
+    images, labels, weights = (
+        item.to(engine.device) for item in (train.images, train.labels, engine.weights)
+    )
 
-        def ours(engine=engine, weights=weights, own=own) -> None:
-            source = generator(0, "benchmark")
-            engine.answer([Train(weights=weights, rows=own, epochs=1, learning_rate=0.1, generator=source)])
-            wait()
+    def wait() -> None:
+        if engine.device.type == "cuda":
+            torch.cuda.synchronize(engine.device)
 
-        spent = seconds if engine.device.type == "cuda" else cpu_seconds
-        works = [lambda work=work, spent=spent: 1000 * spent(work) / STEPS for work in (plain, ours)]
-        plain_ms, own_ms = in_turns(repeats, works)
-        yield {
-            "model": model,
-            "engine": engine.name,
-            "device": engine.device.type,
-            "batch": batch,
-            "plain_ms": plain_ms,
-            "fedspa_ms": own_ms,
-            "ratio": own_ms / plain_ms,
-            "samples_per_s": 1000 * batch / own_ms,
-        }
+    def plain() -> None:
+        plain_visit(network, start, images, labels, own, epochs=1, batch_size=batch)
+        wait()
+
+    def ours() -> None:
+        source = generator(0, "benchmark")
+        engine.answer([Train(weights=weights, rows=own, epochs=1, learning_rate=0.1, generator=source)])
+        wait()
+
+    spent = seconds if engine.device.type == "cuda" else cpu_seconds
+    works = [lambda: 1000 * spent(plain) / STEPS, lambda: 1000 * spent(ours) / STEPS]
+    plain_ms, own_ms = in_turns(repeats, works)
+    return {
+        "model": model,
+        "engine": engine.name,
+        "device": engine.device.type,
+        "batch": batch,
+        "plain_ms": plain_ms,
+        "fedspa_ms": own_ms,
+        "ratio": own_ms / plain_ms,
+        "samples_per_s": 1000 * batch / own_ms,
+    }
 
 
 if __name__ == "__main__":
