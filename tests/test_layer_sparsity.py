@@ -81,6 +81,8 @@ def test_er_is_blind_to_the_kernel():
     # raw: (4 + 2) / 8 for both; 28 = eps x (6 x 9 + 6) and eps x 6 / 8 < 1.
     assert make("er").densities([(4, 2, 3, 3), (4, 2)], Fraction(28, 80)) == [Fraction(7, 20)] * 2
     assert make("er").raw((4, 2)) == make("erk").raw((4, 2))
+    # raw: 1 for the bias, whatever its length, and 6 / 8; 11 = eps x (5 + 6).
+    assert make("er").densities([(5,), (4, 2)], Fraction(11, 13)) == [1, Fraction(6, 8)]
 
 
 def test_all_tensors_at_the_maximum_become_dense_together():
