@@ -293,7 +293,7 @@ WITH_RAY = (
 @pytest.mark.parametrize(
     "launcher",
     [
-        "cores",
+        pytest.param("cores", marks=pytest.mark.slow),
         pytest.param("submitit_local", marks=pytest.mark.slow),
         pytest.param("ray_cluster", marks=WITH_RAY),
     ],

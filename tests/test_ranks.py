@@ -264,6 +264,7 @@ def train(*words: str, folder: Path, **environment: str) -> subprocess.Completed
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_torchrun_gives_one_folder_with_the_bytes_of_one_process(plan, tmp_path):
     """Also where torchrun was asked to end, and the same command goes on."""
     words = (*SHORT, f"hydra.run.dir={tmp_path}/two/${{oc.env:RANK}}")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.backends.backend_agg  # noqa: F401  (imported here, so that each fork need not)
-import matplotlib.figure  # noqa: F401
 import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 import mlflow.tracking  # noqa: F401
+from matplotlib.figure import Figure
 from omegaconf import DictConfig, open_dict
 
 import fedspa.config
@@ -33,7 +33,7 @@ TIME_LIMIT = 300
 """Seconds after which a command has failed."""
 
 _check, _study, _search = fedspa.config.check, fedspa.sweeping.studies.study, fedspa.sweeping.search.Search
-_project_root = fedspa.paths.project_root
+_project_root, _savefig = fedspa.paths.project_root, Figure.savefig
 
 
 def toy(config: DictConfig) -> DictConfig:
@@ -80,6 +80,11 @@ def small_search(trials: int, *options: Any) -> Search:
     return _search(min(trials, JOBS), *options)
 
 
+def blank(figure: Figure, *args: Any, **kwargs: Any) -> None:
+    """A picture is a sheet without anything on it: to draw it takes longer than a toy's training."""
+    _savefig(Figure(), *args, **kwargs)
+
+
 def run(words: Sequence[str], root: Path, log: Path) -> int:
     """Run `python <words>`, an entry point in src/, in a root of its own; returns its exit code."""
     root.mkdir(parents=True, exist_ok=True)
@@ -101,6 +106,7 @@ def _inside(words: Sequence[str], root: Path, log: Path) -> int:
         _instead(_check, small_check)
         _instead(_study, small_study)
         _instead(_search, small_search)
+        Figure.savefig = blank
         sys.argv = [str(ROOT / words[0]), *words[1:]]
         runpy.run_path(sys.argv[0], run_name="__main__")
         code = 0
