@@ -307,6 +307,7 @@ def test_labels_that_are_hidden_or_missing_are_told(hub: Hub, plan: Planner) -> 
         load(plan)
 
 
+@pytest.mark.slow
 def test_a_whole_run_with_the_real_environment_then_one_without_a_network(tmp_path: Path) -> None:
     """As a user has it: the hub's address and caches come from the environment."""
 

@@ -164,6 +164,7 @@ class Started:
         return self._process.wait(timeout=120)
 
 
+@pytest.mark.slow
 def test_whole_commands_that_are_killed_and_preempted_leave_the_same_bytes(
     plan: Callable, tmp_path: Path
 ) -> None:
