@@ -44,7 +44,7 @@ def main() -> None:
         spent = next(rounds).seconds
         return spent["total"] - spent["evaluate"] / min(cores, 10)  # each client's local model was tested
 
-    plain_median, own_median = in_turns(repeats(3), [plain, fedspa], warm=0)
+    plain_median, own_median = in_turns(repeats(5), [plain, fedspa], warm=0)
     ours.executor.close()
     report(
         [

@@ -1,7 +1,8 @@
 """One step of local training, by model and engine, on one thread: `python benchmarks/local_step.py [repeats]`.
 
-Ours (augmentation off, clipping and all) against the same step written down in plain PyTorch, on the same images. Give
-`engine=compiled` and other words of src/train.py after the repeats to change what is measured.
+Ours (augmentation off, clipping and all) against the same step written down in plain PyTorch, on the same images. Every
+model by the eager engine, and those that compile in seconds by the others too. Words of src/train.py after the repeats,
+such as `engine=compiled`, are measured instead; `model=vgg11` measures one model alone.
 """
 
 from __future__ import annotations
@@ -27,23 +28,40 @@ MODELS = {
 }
 """The plain loop's network, channels, side, classes, and a batch that keeps a repeat short on a CPU."""
 STEPS = 5
+STACK = 4
+"""Clients in lockstep, by the stacked engine."""
+CELLS = (
+    *((model, ("engine=eager",)) for model in MODELS),
+    *(
+        (model, (f"engine={engine}",))
+        for model in ("small_cnn", "lenet5")
+        for engine in ("compiled", "stacked")
+    ),
+)
 
 
-def rows(repeats: int, overrides: Sequence[str]) -> Iterator[Row]:
-    for model in MODELS:
-        yield measured(model, repeats, overrides)
+def rows(repeats: int, words: Sequence[str]) -> Iterator[Row]:
+    chosen = [word.removeprefix("model=") for word in words if word.startswith("model=")] or list(MODELS)
+    others = tuple(word for word in words if not word.startswith("model="))
+    cells = [(model, others) for model in MODELS] if others else CELLS
+    for model, overrides in cells:
+        if model in chosen:
+            yield measured(model, repeats, overrides)
 
 
 def measured(model: str, repeats: int, overrides: Sequence[str]) -> Row:
-    """One model's row."""
+    """One model's row: milliseconds are those of one client's step."""
     build, channels, side, classes, batch = MODELS[model]
+    clients = STACK if "engine=stacked" in overrides else 1
     made = federation(
-        "dataset=synthetic", "partition=iid", "method=fedavg", "federation.clients=1",
-        "federation.clients_per_round=1", "hardware.workers=1", f"model={model}", f"dataset.channels={channels}",
-        f"dataset.image_size={side}", f"dataset.classes={classes}", f"dataset.train_size={STEPS * batch}",
-        "dataset.test_size=200", f"training.batch_size={batch}", *overrides,
+        "dataset=synthetic", "partition=iid", "method=fedavg", f"federation.clients={clients}",
+        f"federation.clients_per_round={clients}", "hardware.workers=1", f"model={model}",
+        f"dataset.channels={channels}", f"dataset.image_size={side}", f"dataset.classes={classes}",
+        f"dataset.train_size={clients * STEPS * batch}", "dataset.test_size=200", f"training.batch_size={batch}",
+        *overrides,
     )  # fmt: skip
-    engine, own, train = made.visitor.engine, torch.from_numpy(made.rows.train[0]), made.data.train
+    engine, train = made.visitor.engine, made.data.train
+    own = [torch.from_numpy(rows) for rows in made.rows.train]
     assert isinstance(train, ImageSet)
     network = build().to(engine.device)
     start = {name: value.clone() for name, value in network.state_dict().items()}
@@ -56,16 +74,27 @@ def measured(model: str, repeats: int, overrides: Sequence[str]) -> Row:
             torch.cuda.synchronize(engine.device)
 
     def plain() -> None:
-        plain_visit(network, start, images, labels, own, epochs=1, batch_size=batch)
+        for rows in own:
+            plain_visit(network, start, images, labels, rows, epochs=1, batch_size=batch)
         wait()
 
     def ours() -> None:
-        source = generator(0, "benchmark")
-        engine.answer([Train(weights=weights, rows=own, epochs=1, learning_rate=0.1, generator=source)])
+        engine.answer(
+            [
+                Train(
+                    weights=weights,
+                    rows=rows,
+                    epochs=1,
+                    learning_rate=0.1,
+                    generator=generator(0, "benchmark", 0, client),
+                )
+                for client, rows in enumerate(own)
+            ]
+        )
         wait()
 
     spent = seconds if engine.device.type == "cuda" else cpu_seconds
-    works = [lambda: 1000 * spent(plain) / STEPS, lambda: 1000 * spent(ours) / STEPS]
+    works = [lambda work=work: 1000 * spent(work) / (clients * STEPS) for work in (plain, ours)]
     plain_ms, own_ms = in_turns(repeats, works)
     return {
         "model": model,

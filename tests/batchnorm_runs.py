@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from federations import Federation, federation, random_clients
+from federations import Federation, federation, halved, random_clients
 from torch import nn
 
 from fedspa.masks.dst import DST
-from fedspa.masks.initial import InitialMasks
 from fedspa.masks.rigl import RigL
 from fedspa.masks.rsm import RSM
 from fedspa.masks.snip import SNIP
@@ -20,7 +19,6 @@ from fedspa.methods.subsampling import Subsampling
 from fedspa.models.batchnorm import with_batchnorm
 from fedspa.models.initialise import seeded
 from fedspa.settings import TrainingSettings
-from fedspa.weights import ParameterSpace
 
 CLIENTS = random_clients(3, 9, 14, 8)  # with batches of 4, one client has a last batch of a single image
 TRAINING = TrainingSettings(epochs=2, batch_size=4, clip_norm=0.5, momentum=0.5, weight_decay=0.1)
@@ -57,20 +55,13 @@ def run(
     """A federation of four clients, not yet run: half of each weight tensor is active, where the method has masks."""
     known, searcher = METHODS[name]
     model = network(policy)
-    space = ParameterSpace.of(model).shared
-    active = [
-        size // 2 if len(shape) > 1 else size for size, shape in zip(space.sizes, space.shapes, strict=True)
-    ]
-    shared = searcher is None or searcher.initial == "same"
-    drawn = searcher is not None and not searcher.searches_first
     return federation(
         method or known,
         model,
         CLIENTS,
         TRAINING,
         searcher=searcher,
-        initial_mask=InitialMasks(space, active, shared=shared, seed=0) if drawn else None,
-        active=active,
+        active=halved(model),
         rounds=rounds,
         **options,
     )

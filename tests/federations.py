@@ -114,6 +114,14 @@ class Federation:
         return self.loop.state.weights
 
 
+def halved(network: nn.Module) -> list[int]:
+    """How many parameters of each tensor are active: half of every weight tensor, and all of the others."""
+    space = ParameterSpace.of(network).shared
+    return [
+        size // 2 if len(shape) > 1 else size for size, shape in zip(space.sizes, space.shapes, strict=True)
+    ]
+
+
 def federation(
     method: Method,
     network: nn.Module,
@@ -134,11 +142,17 @@ def federation(
     executor: Callable[[Visitor], Executor] = InProcess,
     engine_of: Callable[[EagerEngine], Engine] = lambda eager: eager,
 ) -> Federation:
-    """A federation in which every client takes part, unless told otherwise. Takes the network over."""
+    """A federation in which every client takes part, unless told otherwise. Takes the network over.
+
+    Of `active` parameters of each tensor, first masks are drawn as a run draws them, unless they are given.
+    """
     train, test = (pixels(images, dtype) for images in (clients.train, clients.test))
     runner = engine_of(engine(network, train, training))
     space, whole = runner.space.shared, runner.weights
     full_mask = PackedMask.pack(torch.ones(space.total))
+    if initial_mask is None and active and not (searcher and searcher.searches_first):
+        shared = searcher is None or searcher.initial == "same"
+        initial_mask = InitialMasks(space, active, shared=shared, seed=0)
     accuracy = {"accuracy": Accuracy(name="accuracy")}
     visitor = Visitor(
         seed=seed,
@@ -182,15 +196,12 @@ def small(
     network = seeded(lambda: SmallCNN(channels=1, image_size=8, classes=3), seed=0)
     space = ParameterSpace.of(network)
     active = ErdosRenyiKernel(name="erk").active_counts(space.shapes, 1 - Fraction(sparsity), space.names)
-    shared = searcher is None or searcher.initial == "same"
-    drawn = not (searcher and searcher.searches_first)
     return federation(
         method,
         network,
         clients,
         TrainingSettings(epochs=epochs, batch_size=4),
         searcher=searcher,
-        initial_mask=InitialMasks(space, active, shared=shared, seed=0) if drawn else None,
         active=active,
         clients_per_round=2,
         rounds=rounds,

@@ -15,6 +15,7 @@ from federations import (
     Federation,
     engine,
     federation,
+    halved,
     random_clients,
     random_images,
     train,
@@ -37,7 +38,6 @@ from fedspa.engines.forward import Forward
 from fedspa.engines.stacked import StackedEngine
 from fedspa.errors import UserError
 from fedspa.masks.dst import DST
-from fedspa.masks.initial import InitialMasks
 from fedspa.masks.rsm import RSM
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedavg import FedAvg
@@ -51,7 +51,6 @@ from fedspa.rounds.requests import Gradient, Predict, Pull, Train, TrainingAccur
 from fedspa.running import experiment
 from fedspa.running.hardware import Hardware
 from fedspa.settings import TrainingSettings
-from fedspa.weights import ParameterSpace
 
 CLIENTS = random_clients(
     3, 10, 17, 9
@@ -91,17 +90,13 @@ TRAINING = TrainingSettings(epochs=2, batch_size=4, clip_norm=0.5, momentum=0.5)
 def run(name: str, engine_of=lambda eager: eager, training=TRAINING, rounds=2) -> Federation:
     method, searcher = METHODS[name]
     model = network()
-    space = ParameterSpace.of(model)
-    active = [
-        size // 2 if len(shape) > 1 else size for size, shape in zip(space.sizes, space.shapes, strict=True)
-    ]
     return federation(
         method,
         model,
         CLIENTS,
         training,
         searcher=searcher,
-        initial_mask=InitialMasks(space, active, shared=False, seed=0) if searcher else None,
+        active=halved(model) if searcher else (),
         rounds=rounds,
         engine_of=engine_of,
     )

@@ -13,7 +13,7 @@ from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedspa import FedSpa
 from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.rounds.clock import Clock
-from fedspa.rounds.lockstep import run_in_lockstep
+from fedspa.rounds.lockstep import relayed, run_in_lockstep
 from fedspa.rounds.requests import Gradient, TrainingAccuracy
 
 NOTHING = torch.zeros(0)
@@ -52,6 +52,26 @@ def test_requests_of_a_kind_are_answered_together():
     seconds = [clock.seconds["search"] for clock in clocks]
     assert seconds[1] == 0 and 0.01 / 3 + 0.01 / 2 < seconds[0] < seconds[2] < seconds[3]
     assert sum(seconds) == pytest.approx(0.04, rel=0.5)
+
+
+def test_what_is_relayed_is_asked_and_heard_in_other_words():
+    def hear(request, answer):
+        assert isinstance(request, Gradient)  # what the dialogue asked, not what was asked for it
+        return 10 * answer
+
+    other = TrainingAccuracy(weights=NOTHING, rows=NOTHING)
+    engine = Counting()
+    (heard,) = run_in_lockstep([relayed(dialogue(2), lambda request: other, hear)], engine, [Clock()])
+    assert heard == [10, 10] and engine.asked == [(TrainingAccuracy, 1)] * 2
+    assert run_in_lockstep([relayed(dialogue(0), lambda request: other, hear)], engine, [Clock()]) == [[]]
+
+
+def test_an_error_of_the_listener_ends_the_dialogue():
+    def hear(request, answer):
+        raise ArithmeticError("heard enough")
+
+    with pytest.raises(ArithmeticError, match="heard enough"):
+        run_in_lockstep([relayed(dialogue(1), lambda request: request, hear)], Counting(), [Clock()])
 
 
 @pytest.mark.parametrize(

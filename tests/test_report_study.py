@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from report_runs import make_run
 
 from fedspa.errors import UserError
@@ -121,6 +122,21 @@ def test_what_was_varied_of_a_method_makes_rows(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [run.seed for run in study.runs(study.rows[1], study.settings[0])] == [0, 1]
     assert varied_settings(study.all_runs)["training.lr"] == ["0.1", "0.2"]
+
+
+def test_networks_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for model, target in (
+        ("resnet18", "fedspa.models.resnet18.ResNet18"),
+        ("timm:resnet18", "fedspa.models.timm"),
+    ):
+        folder = make_run(tmp_path / target, {"local": [1]}, model=model)
+        config = OmegaConf.load(folder / "config.yaml")
+        config.model = {"name": "resnet18", "_target_": target}
+        OmegaConf.save(config, folder / "config.yaml")
+    study = study_of(tmp_path)
+    labels = [setting.label.split()[-1] for setting in study.settings]
+    assert labels == ["model=resnet18", "model=timm:resnet18"]
+    assert [*varied_settings(study.all_runs)] == ["model"]
 
 
 def test_options_are_named_as_one_types_them(tmp_path: Path) -> None:

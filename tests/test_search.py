@@ -31,6 +31,8 @@ def test_a_space_is_what_varies():
     assert list(found.varied) == ["training.lr", "mask", "training.epochs"]
     assert found.fixed == ("seed=3", "hardware=cpu")
     assert found.name == "search,mask+training.epochs+training.lr,seed=3"
+    other = space(LR, "hardware=cpu", "hardware.precision=64-true")  # other numbers: not the same search
+    assert other.name == "search,training.lr,hardware.precision=64-true"
     mask, epochs, lr = found.distributions().values()
     assert (lr.low, lr.high, lr.log) == (0.01, 1.0, True)
     assert mask.choices == ("dst", "rsm")

@@ -181,9 +181,16 @@ def _read(name: str, folder: Path) -> Run:
     if not len(rounds["round"]):
         raise ValueError("its rounds.csv is empty")
     return Run(
-        name, folder, summary, flat_params(config), rounds,
+        name, folder, summary, _settings(config, summary), rounds,
         clients=_columns(folder / "clients.csv"), timing=_columns(folder / "timing.csv"),
     )  # fmt: skip
+
+
+def _settings(config: dict[str, Any], summary: dict[str, Any]) -> dict[str, str]:
+    settings = flat_params(config)
+    for key in ("model._target_", "model.name"):  # two networks of one name differ in a path of code alone
+        settings.pop(key, None)
+    return settings | {"model": summary["model"]}  # such as resnet18, timm:resnet18
 
 
 def _columns(path: Path) -> Columns:

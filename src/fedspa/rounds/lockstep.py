@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -16,6 +16,20 @@ T = TypeVar("T")
 
 Dialogue: TypeAlias = Generator[Request, Any, T]
 """Yields requests, is sent their answers, and returns a result."""
+
+
+def relayed(
+    dialogue: Dialogue[T], ask: Callable[[Request], Request], hear: Callable[[Request, Any], Any]
+) -> Dialogue[T]:
+    """The dialogue through somebody who asks what `ask` makes of its requests, and tells it what `hear` makes of each
+    of its requests and the answer to what was asked; an error of either ends it."""
+    answer: Any = None
+    while True:
+        try:
+            request = dialogue.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = hear(request, (yield ask(request)))
 
 
 def run_in_lockstep(dialogues: Sequence[Dialogue[T]], engine: Engine, clocks: Sequence[Clock]) -> list[T]:

@@ -16,7 +16,7 @@ import torch
 from fedspa.client_state import ClientState, Item
 from fedspa.methods.base import Visit
 from fedspa.rounds.client_states import Held
-from fedspa.rounds.lockstep import Dialogue
+from fedspa.rounds.lockstep import Dialogue, relayed
 from fedspa.rounds.requests import Gradient, Predict, Pull, Request, Train, TrainingAccuracy
 
 T = TypeVar("T")
@@ -66,18 +66,14 @@ class OwnLayers:
         if not own:
             return (yield from dialogue)
         shared, sent = -len(self.initial), dict(own)
-        answer: Any = None
-        while True:
-            try:
-                request = dialogue.send(answer)
-            except StopIteration as end:
-                return end.value
-            answer = yield self._whole(request, own, sent)
+
+        def cut(request: Request, answer: Any) -> Any:
             if isinstance(request, Train):
                 own[self._name(request.personal)] = answer.weights[shared:].clone()
-                answer = replace(answer, weights=answer.weights[:shared].clone())
-            elif isinstance(request, Gradient):
-                answer = answer[:shared]
+                return replace(answer, weights=answer.weights[:shared].clone())
+            return answer[:shared] if isinstance(request, Gradient) else answer
+
+        return (yield from relayed(dialogue, lambda request: self._whole(request, own, sent), cut))
 
     def _whole(
         self, request: Request, own: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]

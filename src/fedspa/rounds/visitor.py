@@ -22,9 +22,9 @@ from fedspa.rounds.clock import Clock
 from fedspa.rounds.evaluation import Evaluator, PredictionBatch, Scores, score_one
 from fedspa.rounds.faults import Fault, damage
 from fedspa.rounds.link import Link, UpdateRefused
-from fedspa.rounds.lockstep import Dialogue, run_in_lockstep
+from fedspa.rounds.lockstep import Dialogue, relayed, run_in_lockstep
 from fedspa.rounds.own_layers import OwnLayers
-from fedspa.rounds.requests import Gradient, Predict, Train, Trained
+from fedspa.rounds.requests import Gradient, Predict, Request, Train, Trained
 from fedspa.settings import FaultSettings, TrainingSettings
 from fedspa.weights import ParameterSpace, all_finite
 
@@ -269,19 +269,17 @@ def _who(task: ClientTask) -> str:
 
 def _watched(dialogue: Dialogue[T]) -> Dialogue[T]:
     """The dialogue, but `_NotFinite` is raised as soon as an answer is not finite, which no method has to bear."""
-    answer: Any = None
-    while True:
-        try:
-            request = dialogue.send(answer)
-        except StopIteration as end:
-            return end.value
-        answer = yield request
-        if isinstance(answer, Trained):
-            loss = float(answer.loss)
-            if answer.samples and not (math.isfinite(loss) and _finite(answer.weights)):
-                raise _NotFinite(f"weights or its loss ({loss:.6g}) are not finite")
-        elif isinstance(request, Gradient) and not _finite(answer):
-            raise _NotFinite("gradient is not finite")
+    return relayed(dialogue, lambda request: request, _checked)
+
+
+def _checked(request: Request, answer: Any) -> Any:
+    if isinstance(answer, Trained):
+        loss = float(answer.loss)
+        if answer.samples and not (math.isfinite(loss) and _finite(answer.weights)):
+            raise _NotFinite(f"weights or its loss ({loss:.6g}) are not finite")
+    elif isinstance(request, Gradient) and not _finite(answer):
+        raise _NotFinite("gradient is not finite")
+    return answer
 
 
 def _finite(*items: Any) -> bool:

@@ -26,7 +26,7 @@ from fedspa.errors import UserError, brief, check_choice, check_range
 from fedspa.randomness import numpy_generator
 from fedspa.records import ACCURACY, MAIN_KINDS, VALIDATION
 from fedspa.sweeping.ranges import Range
-from fedspa.sweeping.studies import NEUTRAL, Job, Study, file_name
+from fedspa.sweeping.studies import Job, Study, file_name, is_neutral
 from fedspa.sweeping.sweep import only_one
 from fedspa.tracking.mlflow_sweep import Parent, nested_in
 
@@ -60,11 +60,7 @@ class Space:
                 "hydra/sweeper=search has nothing to vary: give a space such as training.lr=interval(0.01,0.5)."
             )
         fixed = {key: override.input_line or "" for key, override in last.items() if key not in varied}
-        told = [
-            text
-            for key, text in fixed.items()
-            if key == "sweep" or (key.partition(".")[0] not in NEUTRAL and key not in NEUTRAL)
-        ]
+        told = [text for key, text in fixed.items() if key == "sweep" or not is_neutral(key)]
         return cls(
             varied, tuple(fixed.values()), file_name(["search", "+".join(sorted(varied)), *sorted(told)])
         )

@@ -101,7 +101,7 @@ def study(
     variant = [
         text
         for key, override in told.items()
-        if key not in varied and not _neutral(key)
+        if key not in varied and not is_neutral(key)
         for text in _choices(override)
     ]
     base = told["sweep"].value() if "sweep" in told else "+".join(sorted(varied)) or SINGLE
@@ -111,7 +111,8 @@ def study(
     )
 
 
-def _neutral(key: str) -> bool:
+def is_neutral(key: str) -> bool:
+    """Whether a setting changes neither a run's results nor what it leaves in its folder."""
     return key != PRECISION and (key in NEUTRAL or key.partition(".")[0] in NEUTRAL)
 
 
