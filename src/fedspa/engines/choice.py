@@ -65,7 +65,16 @@ class EngineChoice(ABC):
 class Eager(EngineChoice):
     """Plain PyTorch: the reference for the others, and the fastest on a CPU."""
 
+    kernels: str = "auto"
+    """auto: on a CPU with a C compiler, layers that fedspa has code for (LeNet5's convolutions) are trained by that, in
+    half the time; it sums in another order. torch: by torch's operations alone."""
+
+    def __post_init__(self) -> None:
+        check_choice("engine.kernels", self.kernels, ("auto", "torch"))
+
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:
+        if self.kernels == "auto" and eager.device.type == "cpu":
+            eager.use_kernels()
         return eager
 
 
@@ -131,7 +140,7 @@ def _explained(name: str, eager: EagerEngine) -> Iterator[None]:
 
 
 @dataclass(kw_only=True)
-class Auto(EngineChoice):
+class Auto(Eager):
     """On CUDA, where the run is long enough, stacked for small networks and compiled for others; else eager.
 
     It is decided by the run's settings alone, so that reruns agree.
@@ -142,11 +151,12 @@ class Auto(EngineChoice):
     (ResNet18) milliseconds of each step of 128 images on an H200."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("engine.least_steps", self.least_steps, low=0)
 
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:
         if eager.device.type != "cuda" or workload.steps < self.least_steps or not eager.pixels.in_memory:
-            return eager
+            return super().build(eager, workload)
         choices: list[EngineChoice] = [Compiled(name="compiled")]
         if workload.clients > 1 and self._fits_a_stack(workload):
             choices.insert(0, Stacked(name="stacked"))
@@ -163,7 +173,7 @@ class Auto(EngineChoice):
                     choice.name,
                     brief(error),
                 )
-        return eager
+        return super().build(eager, workload)
 
     @staticmethod
     def _fits_a_stack(workload: Workload) -> bool:

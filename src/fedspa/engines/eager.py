@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +11,10 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from fedspa.data.batches import Batch, Pixels
+from fedspa.kernels.building import CannotBuild
+from fedspa.kernels.conv_pool import ConvPoolKernel
 from fedspa.local_training import LocalTraining
+from fedspa.models.conv_pool import ConvPool
 from fedspa.rounds.requests import (
     Answer,
     Gradient,
@@ -22,6 +27,8 @@ from fedspa.rounds.requests import (
 )
 from fedspa.settings import TrainingSettings
 from fedspa.weights import ParameterSpace, whole
+
+log = logging.getLogger(__name__)
 
 
 class EagerEngine:
@@ -55,6 +62,21 @@ class EagerEngine:
     def weights(self) -> torch.Tensor:
         """A copy of the working network's flat weights [total]."""
         return self.module.vector.clone()
+
+    def use_kernels(self) -> None:
+        """Have the layers for which there is code of our own trained by it, if the machine can build that."""
+        layers = [layer for layer in self.module.network.modules() if isinstance(layer, ConvPool)]
+        if not layers:
+            return
+        begin = time.perf_counter()
+        try:
+            kernel = ConvPoolKernel()
+        except CannotBuild as error:
+            log.warning("The model's convolutions take torch's slower way on this CPU: %s.", error)
+            return
+        for layer in layers:
+            layer.kernel = kernel
+        self.compile_seconds = time.perf_counter() - begin
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
         """One request after another."""

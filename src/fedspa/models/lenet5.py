@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedspa.models.conv_pool import ConvPool
 from fedspa.models.image_size import check_image_size
 
 
 class LeNet5(nn.Module):
     """Twice conv 5 x 5 unpadded (20, 50 channels), pooling by 2, ReLU; linear to 500, ReLU; linear.
 
-    ReLU comes after max-pooling: the two commute, and there it has a quarter of the work. PyTorch's default
-    initial weights.
+    PyTorch's default initial weights.
     """
 
     def __init__(self, channels: int, image_size: int, classes: int) -> None:
@@ -24,9 +24,9 @@ class LeNet5(nn.Module):
         self.conv2 = nn.Conv2d(20, 50, 5)
         self.fc3 = nn.Linear(50 * side * side, 500)
         self.fc4 = nn.Linear(500, classes)
+        self.pooled = ConvPool()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = F.relu(F.max_pool2d(self.conv1(images), 2), inplace=True)
-        x = F.relu(F.max_pool2d(self.conv2(x), 2), inplace=True)
+        x = self.pooled(self.conv2, self.pooled(self.conv1, images))
         x = F.relu(self.fc3(x.flatten(1)), inplace=True)
         return self.fc4(x)
