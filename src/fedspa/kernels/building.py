@@ -42,7 +42,7 @@ def library(source: Path) -> ctypes.CDLL:
 
 
 def _built(source: Path, command: list[str], target: Path) -> ctypes.CDLL:
-    """Compile to a file of its own first: another process may be doing the same."""
+    """Compiled to a file of its own, which takes its place once it is whole: others may be doing the same."""
     with tempfile.NamedTemporaryFile(
         dir=target.parent, prefix=target.stem, suffix=".so", delete=False
     ) as file:
@@ -54,13 +54,18 @@ def _built(source: Path, command: list[str], target: Path) -> ctypes.CDLL:
         )  # fmt: skip
         if done.returncode:
             raise CannotBuild(f"{command[0]} says: {_first_error(done.stderr)}")
+        built = _loaded(part, command)
         part.replace(target)
+        return built
     except subprocess.TimeoutExpired as error:
         raise CannotBuild(f"{command[0]} took more than {TIMEOUT_S} seconds") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def _loaded(part: Path, command: list[str]) -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(str(target))
+        return ctypes.CDLL(str(part))
     except OSError as error:
         raise CannotBuild(f"what {command[0]} made cannot be loaded ({error})") from error
 

@@ -72,9 +72,8 @@ class ConvPoolKernel:
             shape.outputs,
         )
         winner = torch.empty_like(pooled, dtype=torch.uint8)
-        self._library.conv_pool_forward(
-            ctypes.byref(shape), *map(_address, (images, filled, self._filled_up(bias), pooled, winner))
-        )
+        biases = self._filled_up(bias)
+        _call(self._library.conv_pool_forward, shape, images, filled, biases, pooled, winner)
         return pooled, winner
 
     def backward(
@@ -93,8 +92,10 @@ class ConvPoolKernel:
             else None
         )
         scratch = torch.empty(self._library.conv_pool_scratch(ctypes.byref(shape)), dtype=torch.uint8)
-        tensors = (images, gradient, winner, lines, scratch, for_images, for_weight, for_bias)
-        self._library.conv_pool_backward(ctypes.byref(shape), *map(_address, tensors))
+        _call(
+            self._library.conv_pool_backward, shape,
+            images, gradient, winner, lines, scratch, for_images, for_weight, for_bias,
+        )  # fmt: skip
         lines_of_weight = for_weight[..., : side * channels].reshape(outputs, side, side, channels)
         return for_images, lines_of_weight.permute(0, 3, 1, 2), for_bias
 
@@ -136,5 +137,7 @@ class _ConvPool(torch.autograd.Function):
         return None, images if images is None else images.permute(0, 3, 1, 2), weights, bias
 
 
-def _address(tensor: torch.Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+def _call(function: Any, shape: _Shape, *tensors: torch.Tensor | None) -> None:
+    """Call a function with the addresses of tensors, which live as long as it runs."""
+    addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    function(ctypes.byref(shape), *map(ctypes.c_void_p, addresses))

@@ -1,0 +1,286 @@
+"""Code in C: it computes what torch computes, is built once a machine, and is done without where it cannot be built."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from federations import engine, pixels, random_images, train
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedspa.engines.choice import Auto, Compiled, Eager, Workload
+from fedspa.kernels import building
+from fedspa.kernels.building import CannotBuild
+from fedspa.kernels.conv_pool import ConvPoolKernel
+from fedspa.models.conv_pool import ConvPool
+from fedspa.models.initialise import seeded
+from fedspa.models.lenet5 import LeNet5
+from fedspa.settings import TrainingSettings
+
+ROOT = Path(__file__).parents[1]
+
+
+def built() -> ConvPoolKernel | None:
+    try:
+        return ConvPoolKernel()
+    except CannotBuild:
+        return None
+
+
+KERNEL = built()
+needs_compiler = pytest.mark.skipif(KERNEL is None, reason="no C compiler, or a processor without vectors")
+pytestmark = needs_compiler
+
+
+@pytest.fixture
+def afresh(monkeypatch, tmp_path):
+    """Nothing is built yet, and the cache lies here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    building.library.cache_clear()
+    yield tmp_path / "fedspa"
+    building.library.cache_clear()
+
+
+def stock(convolution: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
+    return F.relu(F.max_pool2d(convolution(images), 2))
+
+
+def results(
+    function, convolution: nn.Conv2d, images: torch.Tensor, gradient: torch.Tensor
+) -> list[torch.Tensor]:
+    """The output, and the gradients of images, weight and bias."""
+    images = images.detach().requires_grad_()
+    pooled = function(convolution, images)
+    return [pooled.detach(), *torch.autograd.grad(pooled, [images, *convolution.parameters()], gradient)]
+
+
+@st.composite
+def cases(draw) -> tuple[nn.Conv2d, torch.Tensor, torch.Tensor]:
+    """A convolution, images and a gradient of small whole numbers: every sum is exact, whatever its order, and ties in
+    a pooling window are frequent."""
+    side = draw(st.integers(1, 6))
+    height, width = (side + draw(st.integers(1, 7)) for _ in range(2))
+    images, channels, outputs = draw(st.integers(0, 5)), draw(st.integers(1, 9)), draw(st.integers(1, 50))
+    source = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+
+    def whole(*shape: int) -> torch.Tensor:
+        return torch.randint(-3, 4, shape, generator=source).float()
+
+    convolution = nn.Conv2d(channels, outputs, side)
+    convolution.load_state_dict({"weight": whole(outputs, channels, side, side), "bias": whole(outputs)})
+    pictures = whole(images, channels, height, width)
+    if draw(st.booleans()):
+        pictures = pictures.to(memory_format=torch.channels_last)
+    pooled = whole(images, outputs, (height - side + 1) // 2, (width - side + 1) // 2)
+    return convolution, pictures, pooled
+
+
+def assert_as_torch(kernel: ConvPoolKernel, case: tuple[nn.Conv2d, torch.Tensor, torch.Tensor]) -> None:
+    assert kernel.serves(*case[:2])
+    for ours, theirs in zip(results(kernel, *case), results(stock, *case), strict=True):
+        assert ours.shape == theirs.shape and torch.equal(ours, theirs)
+
+
+@settings(max_examples=150)
+@given(cases())
+def test_output_and_gradients_are_those_of_torch(case):
+    assert_as_torch(KERNEL, case)
+
+
+def test_shorter_vectors_give_the_same(afresh, monkeypatch):
+    """As on a processor without AVX-512."""
+    if "avx512f" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("vectors are short here anyway")
+    monkeypatch.setenv("CC", "cc -mno-avx512f")
+    kernel = ConvPoolKernel()
+    assert kernel._lanes == 8 and KERNEL._lanes == 16
+    settings(max_examples=50)(given(cases())(lambda case: assert_as_torch(kernel, case)))()
+
+
+def test_sums_are_as_exact_as_torchs():
+    """LeNet5's own layers on noise; a decision of pooling or ReLU may turn on rounding, so few values may differ."""
+    source = torch.Generator().manual_seed(0)
+    for channels, outputs, side in ((1, 20, 28), (20, 50, 12)):
+        convolution = seeded(lambda c=channels, o=outputs: nn.Conv2d(c, o, 5), seed=0)
+        images = torch.randn(32, channels, side, side, generator=source)
+        gradient = torch.randn(32, outputs, (side - 4) // 2, (side - 4) // 2, generator=source)
+        exact = results(stock, convolution.double(), images.double(), gradient.double())
+        ours = results(KERNEL, convolution.float(), images, gradient)
+        for mine, true in zip(ours, exact, strict=True):
+            assert (mine - true).norm() <= 1e-5 * true.norm()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("where", ["images", "weight", "bias"])
+def test_what_is_not_finite_is_not_lost(where, value):
+    convolution = seeded(lambda: nn.Conv2d(2, 18, 3), seed=0)
+    images = torch.randn(3, 2, 9, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        tensor = images if where == "images" else getattr(convolution, where)
+        tensor.view(-1)[-1 if where == "bias" else 40] = value
+    ours, theirs = KERNEL(convolution, images), stock(convolution, images)
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+    assert not (where != "images" and value > 0) or not ours.isfinite().all()
+
+
+def test_it_serves_what_it_can_compute_alone():
+    images = torch.zeros(1, 4, 8, 8)
+    assert KERNEL.serves(nn.Conv2d(4, 2, 3), images)
+    for options in ({"stride": 2}, {"padding": 1}, {"dilation": 2}, {"groups": 2}, {"bias": False}):
+        assert not KERNEL.serves(nn.Conv2d(4, 2, 3, **options), images)
+    assert not KERNEL.serves(nn.Conv2d(4, 2, (3, 5)), images)
+    assert not KERNEL.serves(nn.Conv2d(4, 2, 8), images)  # of one value pooling by 2 leaves none
+    assert not KERNEL.serves(nn.Conv2d(4, 2, 3).double(), images.double())
+    assert not KERNEL.serves(nn.Conv2d(4, 2, 3, device="meta"), images.to("meta"))
+    with torch.autocast("cpu"):
+        assert not KERNEL.serves(nn.Conv2d(4, 2, 3), images)
+    torch.set_num_threads(2)  # torch shares an operation among them
+    try:
+        assert not KERNEL.serves(nn.Conv2d(4, 2, 3), images)
+    finally:
+        torch.set_num_threads(1)
+
+
+class Counting:
+    """In place of a kernel."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def serves(self, convolution: nn.Conv2d, images: torch.Tensor) -> bool:
+        return len(images) > 1
+
+    def __call__(self, convolution: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return stock(convolution, images)
+
+
+def test_a_layer_asks_its_kernel_where_a_gradient_is_wanted():
+    layer, convolution = ConvPool(), nn.Conv2d(1, 3, 3)
+    layer.kernel = kernel = Counting()
+    layer(convolution, torch.zeros(2, 1, 6, 6))
+    assert kernel.calls == 1
+    layer(convolution, torch.zeros(1, 1, 6, 6))
+    with torch.no_grad():
+        layer(convolution, torch.zeros(2, 1, 6, 6))
+    assert kernel.calls == 1
+
+
+# Engines
+
+PIXELS = pixels(random_images(40, side=16, classes=5, seed=0), torch.float32)
+WORK = Workload(largest=40, steps=10)
+
+
+def lenet_engine():
+    return engine(seeded(lambda: LeNet5(1, 16, 5), seed=0), PIXELS, TrainingSettings(batch_size=16))
+
+
+def kernel_of(chosen) -> object:
+    """What trains the convolutions of an engine."""
+    eager = getattr(chosen, "_eager", chosen)
+    return eager.module.network.pooled.kernel
+
+
+def test_a_visit_is_trained_alike_with_and_without(afresh):
+    ends = {}
+    for kernels in ("auto", "torch"):
+        runner = Eager(name="eager", kernels=kernels).build(lenet_engine(), WORK)
+        assert (kernel_of(runner) is not None) == (kernels == "auto")
+        assert (runner.compile_seconds > 0) == (kernels == "auto")
+        drawn = torch.Generator().manual_seed(3)
+        trained = train(
+            runner, runner.weights, torch.arange(40), epochs=1, learning_rate=0.1, generator=drawn
+        )
+        ends[kernels] = trained.weights
+    apart = (ends["auto"] - ends["torch"]).norm()
+    assert 0 < apart <= 1e-4 * (ends["torch"] - lenet_engine().weights).norm()  # another order of sums
+
+
+def test_auto_takes_them_and_the_other_engines_do_not():
+    assert kernel_of(Auto(name="auto").build(lenet_engine(), WORK)) is not None
+    assert kernel_of(Auto(name="auto", kernels="torch").build(lenet_engine(), WORK)) is None
+    assert kernel_of(Compiled(name="compiled", compiler=None).build(lenet_engine(), WORK)) is None
+
+
+# Building
+
+
+def build_elsewhere() -> None:
+    """In a process of its own."""
+    code = "from fedspa.kernels.conv_pool import ConvPoolKernel; ConvPoolKernel()"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_it_is_built_once(afresh):
+    ConvPoolKernel()
+    (file,) = afresh.iterdir()
+    begun = file.stat().st_mtime_ns
+    building.library.cache_clear()  # as in another process
+    ConvPoolKernel()
+    assert [*afresh.iterdir()] == [file] and file.stat().st_mtime_ns == begun
+    assert afresh.stat().st_mode & 0o077 == 0
+
+
+def test_a_damaged_library_is_built_again(afresh):
+    build_elsewhere()
+    (file,) = afresh.iterdir()
+    file.write_bytes(b"\x7fELF and nothing more")
+    ConvPoolKernel()
+    assert [*afresh.iterdir()] == [file] and file.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("home", ["a file", "nobody's"])
+def test_without_a_cache_it_is_built_for_the_process(afresh, monkeypatch, tmp_path, home):
+    if home == "a file":
+        (tmp_path / "taken").touch()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "taken"))
+    else:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+
+        def expanduser(path: Path) -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(Path, "expanduser", expanduser)
+    convolution, images = nn.Conv2d(1, 2, 3), torch.ones(1, 1, 6, 6)
+    torch.testing.assert_close(ConvPoolKernel()(convolution, images), stock(convolution, images))
+    assert not afresh.exists()
+
+
+def test_processes_may_build_it_at_once(afresh):
+    with ThreadPoolExecutor() as pool:
+        assert len([*pool.map(lambda _: build_elsewhere(), range(3))]) == 3
+    assert len([*afresh.iterdir()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [
+        ("/nowhere/cc", "there is no C compiler (/nowhere/cc)"),
+        ("false", "false says: nothing"),
+        (f"{shutil.which('true')}", "cannot be loaded"),
+        ("cc -Dvec=int", "error"),
+        ("cc -mno-avx", "without AVX2 or NEON"),
+    ],
+)
+def test_where_it_cannot_be_built_torch_computes(afresh, monkeypatch, caplog, compiler, reason):
+    if "avx" in compiler and "avx" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("another processor")
+    monkeypatch.setenv("CC", compiler)
+    runner = Auto(name="auto").build(lenet_engine(), WORK)
+    assert kernel_of(runner) is None and runner.compile_seconds == 0
+    (warning,) = caplog.messages
+    assert warning.startswith("The model's convolutions take torch's slower way on this CPU: ")
+    assert reason in warning
+    assert not [*itertools.chain(*(folder.iterdir() for folder in [afresh] if folder.exists()))]
