@@ -483,6 +483,7 @@ def test_workers_and_lockstep_exclude_each_other(tmp_path):
         (["engine=compiled", "engine.compiler=nvcc"], "engine.compiler=nvcc is not known: valid are"),
         (["engine=stacked", "engine.clients=1"], "engine.clients=1 is out of range: it must be at least 2"),
         (["engine.least_steps=-1"], "engine.least_steps=-1 is out of range"),
+        (["engine.kernels=gcc"], "engine.kernels=gcc is not known: valid are auto, torch"),
         (
             ["hardware.precision=fp8"],
             "hardware.precision=fp8 is not known: valid are 32-true, 64-true, bf16-mixed, tf32",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -284,3 +286,65 @@ def test_where_it_cannot_be_built_torch_computes(afresh, monkeypatch, caplog, co
     assert warning.startswith("The model's convolutions take torch's slower way on this CPU: ")
     assert reason in warning
     assert not [*itertools.chain(*(folder.iterdir() for folder in [afresh] if folder.exists()))]
+
+
+# Whole commands
+
+LENET = (
+    *(
+        "dataset=synthetic",
+        "model=lenet5",
+        "dataset.image_size=16",
+        "dataset.classes=3",
+        "dataset.train_size=90",
+    ),
+    *("dataset.test_size=30", "dataset.client_test_images=5", "federation.clients=4", "partition=iid"),
+    *("federation.clients_per_round=3", "federation.rounds=3", "training.batch_size=8", "logger=none"),
+    *("training.epochs=2", "hardware=cpu", "mask=dst"),
+)
+
+
+def run_of(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "src/train.py"), *LENET, f"hydra.run.dir={folder}", *words],
+        env=os.environ | environment, capture_output=True, text=True, check=True, cwd=folder.parent,
+    )  # fmt: skip
+
+
+def test_runs_with_and_without_it(tmp_path):
+    """Workers give the same bytes. Without it results are the same experiment's; a missing compiler is told."""
+    first = run_of(tmp_path / "one", "hardware.workers=1")
+    run_of(tmp_path / "two", "hardware.workers=2")
+    without = run_of(tmp_path / "without", CC="/nowhere/cc")
+    run_of(tmp_path / "torch", "engine.kernels=torch")
+
+    def bytes_of(run: str) -> bytes:
+        return (tmp_path / run / "weights.safetensors").read_bytes()
+
+    assert bytes_of("one") == bytes_of("two")
+    assert bytes_of("without") == bytes_of("torch") != bytes_of("one")
+    sentence = "torch's slower way on this CPU: there is no C compiler (/nowhere/cc)"
+    assert sentence in without.stdout + without.stderr and sentence not in first.stdout + first.stderr
+    summaries = [json.loads((tmp_path / run / "summary.json").read_text()) for run in ("one", "torch")]
+    assert len({summary["config_hash"] for summary in summaries}) == 1
+    costs = [(summary["flops"], summary["traffic_bytes"]) for summary in summaries]
+    assert costs[0] == costs[1]
+    losses = [
+        [float(row["loss"]) for row in csv.DictReader((tmp_path / run / "rounds.csv").open())]
+        for run in ("one", "torch")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_it_stays_within_its_memory(tmp_path):
+    """On thousands of shapes, under the sanitizers of addresses and of what C leaves undefined."""
+    program = tmp_path / "bounds"
+    made = subprocess.run(
+        ["cc", "-std=gnu11", "-O1", "-g", "-march=native", "-fsanitize=address,undefined", "-o", str(program)]
+        + ["-fno-sanitize-recover", f"-I{ROOT / 'src/fedspa/kernels'}", str(ROOT / "tests/conv_pool_bounds.c")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip(f"no sanitizers here: {made.stderr[:200]}")
+    subprocess.run([str(program)], check=True)
