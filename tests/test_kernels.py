@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import itertools
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fedspa.costing.costs import NetworkCosts
 from fedspa.engines.choice import Auto, Compiled, Eager, Workload
 from fedspa.kernels import building
 from fedspa.kernels.building import CannotBuild
@@ -153,6 +156,14 @@ def test_it_serves_what_it_can_compute_alone():
         torch.set_num_threads(1)
 
 
+def test_a_network_with_it_can_be_copied_and_sent():
+    runner = Eager(name="eager").build(lenet_engine(), WORK)
+    network, images = runner.module.network, PIXELS.batch(torch.arange(9), None).images
+    for other in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        assert isinstance(other.pooled.kernel, ConvPoolKernel)
+        assert torch.equal(other(images), network(images))
+
+
 class Counting:
     """In place of a kernel."""
 
@@ -167,15 +178,23 @@ class Counting:
         return stock(convolution, images)
 
 
-def test_a_layer_asks_its_kernel_where_a_gradient_is_wanted():
+def test_a_layer_asks_its_kernel_where_that_serves():
     layer, convolution = ConvPool(), nn.Conv2d(1, 3, 3)
     layer.kernel = kernel = Counting()
     layer(convolution, torch.zeros(2, 1, 6, 6))
     assert kernel.calls == 1
     layer(convolution, torch.zeros(1, 1, 6, 6))
+    assert kernel.calls == 1
     with torch.no_grad():
         layer(convolution, torch.zeros(2, 1, 6, 6))
-    assert kernel.calls == 1
+    assert kernel.calls == 2
+
+
+def test_costs_are_those_of_the_layers():
+    runner = Eager(name="eager").build(lenet_engine(), WORK)
+    network = runner.module.network
+    assert NetworkCosts.of(network, (1, 16, 16)) == NetworkCosts.of(LeNet5(1, 16, 5), (1, 16, 16))
+    assert isinstance(network.pooled.kernel, ConvPoolKernel)
 
 
 # Engines

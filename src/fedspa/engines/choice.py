@@ -66,7 +66,7 @@ class Eager(EngineChoice):
     """Plain PyTorch: the reference for the others, and the fastest on a CPU."""
 
     kernels: str = "auto"
-    """auto: on a CPU with a C compiler, layers that fedspa has code for (LeNet5's convolutions) are trained by that, in
+    """auto: on a CPU with a C compiler, layers that fedspa has code for (LeNet5's convolutions) are computed by that, in
     half the time; it sums in another order. torch: by torch's operations alone."""
 
     def __post_init__(self) -> None:

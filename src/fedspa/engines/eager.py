@@ -64,7 +64,7 @@ class EagerEngine:
         return self.module.vector.clone()
 
     def use_kernels(self) -> None:
-        """Have the layers for which there is code of our own trained by it, if the machine can build that."""
+        """Have the layers for which there is code of our own computed by it, if the machine can build that."""
         layers = [layer for layer in self.module.network.modules() if isinstance(layer, ConvPool)]
         if not layers:
             return

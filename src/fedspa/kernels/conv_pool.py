@@ -35,6 +35,10 @@ class ConvPoolKernel:
         self._library.conv_pool_forward.restype = self._library.conv_pool_backward.restype = None
         self._lanes = int(self._library.conv_pool_lanes())
 
+    def __reduce__(self) -> tuple[type[ConvPoolKernel], tuple[()]]:
+        """Copies of a network, also those in another process, find the library themselves."""
+        return ConvPoolKernel, ()
+
     @staticmethod
     def serves(convolution: nn.Conv2d, images: torch.Tensor) -> bool:
         """Whether it can take the place of these layers, and is the faster way: several threads share one operation's

@@ -26,10 +26,10 @@ class ConvPool(nn.Module):
     """
 
     kernel: Kernel | None = None
-    """Set by the engine; used where a gradient is wanted."""
+    """Set by the engine."""
 
     def forward(self, convolution: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
         """Of images [B, C, H, W]: [B, channels of the convolution, h // 2, w // 2], of its [h, w]."""
-        if self.kernel is not None and torch.is_grad_enabled() and self.kernel.serves(convolution, images):
+        if self.kernel is not None and self.kernel.serves(convolution, images):
             return self.kernel(convolution, images)
         return F.relu(F.max_pool2d(convolution(images), 2), inplace=True)
