@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from fedspa.errors import UserError, check_choice
-from fedspa.models.conv_pool import ConvPool
 from fedspa.weights import ParameterSpace
 
 Counted: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
@@ -108,8 +107,6 @@ def _flops_per_active(network: nn.Module, input_shape: tuple[int, int, int]) -> 
         if isinstance(layer, Counted):
             silent[layer] = path
             layer.register_forward_hook(charge)
-        elif isinstance(layer, ConvPool):
-            layer.kernel = None  # it would not call the convolution as a layer
         elif not isinstance(layer, FREE) and layer._parameters:
             raise UserError(
                 f"costs cannot count the layer {path or 'at the root'} ({type(layer).__name__}): "

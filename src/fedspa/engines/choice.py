@@ -63,11 +63,11 @@ class EngineChoice(ABC):
 
 @dataclass(kw_only=True)
 class Eager(EngineChoice):
-    """Plain PyTorch: the reference for the others, and the fastest on a CPU."""
+    """One client after another by autograd: the reference for the others, and the fastest on a CPU."""
 
     kernels: str = "auto"
-    """auto: on a CPU with a C compiler, layers that fedspa has code for (LeNet5's convolutions) are computed by that, in
-    half the time; it sums in another order. torch: by torch's operations alone."""
+    """auto: on a CPU with AVX2 and a C compiler, layers that fedspa has code for (LeNet5's convolutions) are computed
+    by that, in half the time; it sums in another order. torch: by torch's operations alone."""
 
     def __post_init__(self) -> None:
         check_choice("engine.kernels", self.kernels, ("auto", "torch"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 
 import torch
@@ -32,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class EagerEngine:
-    """Plain PyTorch: autograd, the module's own hooks and its optimizer on one network."""
+    """Autograd, the module's own hooks and its optimizer on one network."""
 
     name = "eager"
     clients_at_once = 1
@@ -68,15 +67,15 @@ class EagerEngine:
         layers = [layer for layer in self.module.network.modules() if isinstance(layer, ConvPool)]
         if not layers:
             return
-        begin = time.perf_counter()
         try:
             kernel = ConvPoolKernel()
         except CannotBuild as error:
-            log.warning("The model's convolutions take torch's slower way on this CPU: %s.", error)
+            log.warning(
+                "The model's convolutions are computed by torch alone, which may be slower: %s.", error
+            )
             return
         for layer in layers:
             layer.kernel = kernel
-        self.compile_seconds = time.perf_counter() - begin
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
         """One request after another."""

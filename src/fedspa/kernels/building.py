@@ -1,4 +1,4 @@
-"""Builds a C file for this very processor, once a machine: the libraries lie in the user's cache (XDG_CACHE_HOME)."""
+"""Builds a C file for this very processor, once a machine: libraries lie in the user's cache (XDG_CACHE_HOME)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ import platform
 import re
 import shlex
 import shutil
+import signal
+import stat
 import subprocess
 import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from fedspa.errors import brief
+from fedspa.saving.files import write_whole
+
 COMPILERS = ("cc", "gcc", "clang")
 """Whichever is found first; the variable CC goes before them."""
 TIMEOUT_S = 120
+_DIGEST = hashlib.sha256().digest_size
 
 
 class CannotBuild(Exception):
@@ -27,47 +33,27 @@ class CannotBuild(Exception):
 @cache
 def library(source: Path) -> ctypes.CDLL:
     """The library of a C file. Raises `CannotBuild` where there is no compiler, or it fails."""
-    command = _command()
-    name = f"{source.stem}-{_made_of(source, command)}.so"
+    if os.name != "posix":
+        raise CannotBuild("that takes Linux or macOS")
     try:
-        kept = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedspa"
-        if (kept / name).exists():
-            with suppress(OSError):  # it is damaged
-                return ctypes.CDLL(str(kept / name))
-        kept.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return _built(source, command, kept / name)
-    except (OSError, RuntimeError):  # there is no home, or it cannot be written: for this process alone
-        with tempfile.TemporaryDirectory(prefix="fedspa-") as folder:
-            return _built(source, command, Path(folder) / name)
-
-
-def _built(source: Path, command: list[str], target: Path) -> ctypes.CDLL:
-    """Compiled to a file of its own, which takes its place once it is whole: others may be doing the same."""
-    with tempfile.NamedTemporaryFile(
-        dir=target.parent, prefix=target.stem, suffix=".so", delete=False
-    ) as file:
-        part = Path(file.name)
-    try:
-        done = subprocess.run(
-            [*command, "-o", str(part), str(source)],
-            capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise CannotBuild(f"{command[0]} says: {_first_error(done.stderr)}")
-        built = _loaded(part, command)
-        part.replace(target)
-        return built
-    except subprocess.TimeoutExpired as error:
-        raise CannotBuild(f"{command[0]} took more than {TIMEOUT_S} seconds") from error
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _loaded(part: Path, command: list[str]) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(str(part))
-    except OSError as error:
-        raise CannotBuild(f"what {command[0]} made cannot be loaded ({error})") from error
+        command = _command()
+        name = f"{source.stem}-{_made_of(source, command)}.so"
+        folder = _cache()
+        if folder and (kept := _kept(folder / name)):
+            return kept
+        with tempfile.TemporaryDirectory(prefix="fedspa-") as place:
+            made = Path(place) / name
+            _compile([*command, "-o", str(made), str(source)])
+            content = made.read_bytes()
+            if folder:
+                with suppress(OSError):  # full, read-only: then the next process builds it again
+                    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                    write_whole(folder / name, _signed(content))
+                    if kept := _kept(folder / name):
+                        return kept
+            return ctypes.CDLL(str(made))
+    except (OSError, ValueError) as error:  # of the system, and of what CC says
+        raise CannotBuild(brief(error)) from error
 
 
 def _command() -> list[str]:
@@ -76,28 +62,75 @@ def _command() -> list[str]:
     found = [*filter(shutil.which, told[:1] or COMPILERS)]
     if not found:
         raise CannotBuild(f"there is no C compiler ({' '.join(told[:1]) or ', '.join(COMPILERS)})")
-    native = "-march=native" if platform.machine().lower() in ("x86_64", "amd64") else "-mcpu=native"
-    return [found[0], *told[1:], "-std=gnu11", "-O3", native, "-fPIC", "-shared"]
+    return [found[0], *told[1:], "-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared"]
 
 
-def _made_of(source: Path, command: list[str]) -> str:
-    """A hash of all that a library's code depends on, as home folders are shared between machines."""
-    compiler = Path(shutil.which(command[0]) or command[0]).resolve()
-    parts = [source.read_text(), *command, str(compiler), platform.platform(), _processor()]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def _processor() -> str:
-    """What tells processors of different instructions apart."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return "\n".join(
-        dict.fromkeys(line for line in lines if re.match("(model name|flags|Features|CPU part)", line))
-    )
+def _compile(command: list[str]) -> None:
+    """Run the compiler; no process of it stays behind. Raises `CannotBuild` where it fails, `OSError` without it."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True, errors="replace", env=os.environ | {"LC_ALL": "C"}, start_new_session=True,
+    )  # fmt: skip
+    with process:
+        try:
+            _, told = process.communicate(timeout=TIMEOUT_S)
+        except BaseException as error:  # it takes too long, or somebody ends this process
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise CannotBuild(f"{command[0]} took more than {TIMEOUT_S} seconds") from error
+            raise
+    if process.returncode:
+        raise CannotBuild(f"{command[0]} says: {_first_error(told)}")
 
 
 def _first_error(text: str) -> str:
     lines = text.strip().splitlines() or ["nothing"]
     return next((line for line in lines if "error" in line), lines[-1])
+
+
+def _cache() -> Path | None:
+    """The folder for libraries, if code may be loaded from it: nobody else may write there."""
+    told = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        folder = (told if told.is_absolute() else Path.home() / ".cache") / "fedspa"
+        found = folder.stat()
+    except FileNotFoundError:
+        return folder
+    except (OSError, RuntimeError):  # it cannot be looked at, or there is no home
+        return None
+    own = found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return folder if own else None
+
+
+def _made_of(source: Path, command: list[str]) -> str:
+    """A hash of all that a library's code depends on: the machines that share a home are not all alike."""
+    compiler = Path(shutil.which(command[0]) or command[0]).resolve()
+    found = compiler.stat()
+    parts = [source.read_text(), *command, compiler, found.st_size, found.st_mtime_ns, *_processor()]
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+def _processor() -> list[str]:
+    """What tells machines apart whose code differs."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    told = dict.fromkeys(line for line in lines if re.match("model name|flags", line))
+    return [platform.system(), platform.machine(), platform.processor(), *platform.libc_ver(), *told]
+
+
+def _kept(path: Path) -> ctypes.CDLL | None:
+    """The library that an earlier process left there whole, where it can be loaded."""
+    try:
+        content = path.read_bytes()
+        # Half a library ends the process that loads it.
+        return ctypes.CDLL(str(path)) if content == _signed(content[:-_DIGEST]) else None
+    except OSError:
+        return None
+
+
+def _signed(content: bytes) -> bytes:
+    """With its hash behind it, which a loader does not look at."""
+    return content + hashlib.sha256(content).digest()

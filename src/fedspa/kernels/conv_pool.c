@@ -6,17 +6,18 @@
    All images are [images][height][width][channels], float32. Kernels are square, of stride 1, without padding; a last
    line or column that no pooling window covers is left out. A tap is a place in a line of a kernel: column and channel,
    [kernel * channels], which lie side by side in the images as well. `outputs` and taps are filled up to whole vectors
-   where weights are concerned. Everything is summed in one fixed order. */
+   where weights are concerned. Everything is summed in one fixed order. A gradient that is not
+   finite may spoil that of pixels beside its own. */
 
 #include <stdint.h>
 #include <string.h>
 
 #ifdef __AVX512F__
 enum { LANES = 16, MOST_VECS = 2 };
-#elif defined(__AVX2__) || defined(__ARM_NEON) /* half the registers, or shorter ones */
+#elif defined(__AVX2__) /* half the registers, of half the length */
 enum { LANES = 8, MOST_VECS = 1 };
 #else
-#error "without AVX2 or NEON torch's own operations are faster"
+#error "this processor has no AVX2"
 #endif
 enum { BLOCK = 2, DEAD = 4 };
 

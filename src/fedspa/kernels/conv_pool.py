@@ -25,7 +25,8 @@ class ConvPoolKernel:
     """Computes relu(max_pool2d(convolution(images), 2)) on one thread, in single precision.
 
     The gradient takes a quarter of a convolution's products, or less: of the values that a pooling window looks at only
-    the largest has one, and none where ReLU gives zero. Sums are taken in another order than torch takes them.
+    the largest has one, and none where ReLU gives zero. Sums are taken in another order than torch takes them. The
+    gradient itself has none.
     """
 
     def __init__(self) -> None:
@@ -41,19 +42,24 @@ class ConvPoolKernel:
 
     @staticmethod
     def serves(convolution: nn.Conv2d, images: torch.Tensor) -> bool:
-        """Whether it can take the place of these layers, and is the faster way: several threads share one operation's
-        work in torch alone."""
+        """Whether it can take the place of these layers unseen. Several threads share an operation's work in torch
+        alone."""
         side, _ = convolution.kernel_size
-        plain = (convolution.kernel_size, convolution.stride, convolution.padding, convolution.dilation)
+        settings = (convolution.kernel_size, convolution.stride, convolution.padding, convolution.dilation)
+        bias = convolution.bias
         return (
-            images.device.type == "cpu"
-            and images.dtype is convolution.weight.dtype is torch.float32
-            and not torch.is_autocast_enabled("cpu")
-            and torch.get_num_threads() == 1
-            and plain == ((side, side), (1, 1), (0, 0), (1, 1))
+            settings == ((side, side), (1, 1), (0, 0), (1, 1))
             and convolution.groups == 1
-            and convolution.bias is not None
-            and min(images.shape[-2:]) > side
+            and bias is not None
+            and images.dim() == 4
+            and images.shape[1] == convolution.in_channels
+            and min(images.shape[2:]) > side
+            and all(map(_plain, (images, convolution.weight, bias)))
+            and type(convolution) is nn.Conv2d
+            and not _watched(convolution)
+            and not torch.is_autocast_enabled("cpu")
+            and not torch.compiler.is_compiling()
+            and torch.get_num_threads() == 1
         )
 
     def __call__(self, convolution: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
@@ -117,6 +123,22 @@ class ConvPoolKernel:
         filled = tensor.new_zeros(*tensor.shape[:-1], self._up(size))
         filled[..., :size] = tensor
         return filled
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether its values lie in this process's memory, as C reads them."""
+    return (
+        type(tensor) in (torch.Tensor, nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.dtype is torch.float32
+    )
+
+
+def _watched(layer: nn.Module) -> bool:
+    """Whether somebody waits for the layer to be called."""
+    return bool(
+        layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    )
 
 
 class _ConvPool(torch.autograd.Function):
