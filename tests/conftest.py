@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hydra
 import hypothesis
@@ -11,6 +12,7 @@ import pytest
 from omegaconf import DictConfig
 
 from fedspa.config import Plan, check, register
+from fedspa.kernels import building
 from fedspa.paths import config_dir
 from fedspa.sweeping.studies import register_studies
 
@@ -40,3 +42,12 @@ def compose() -> Callable[..., DictConfig]:
 def plan(compose: Callable[..., DictConfig]) -> Callable[..., Plan]:
     """`plan("mask=rsm", "sparsity=0.2")`: the checked plan of that command line."""
     return lambda *overrides: check(compose(*overrides))
+
+
+@pytest.fixture
+def afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """No code in C is built yet; the folder in which it will be kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    building.library.cache_clear()
+    yield tmp_path / "fedspa"
+    building.library.cache_clear()
