@@ -32,3 +32,12 @@ def generator(seed: int, purpose: str, round: int = -1, client: int = -1) -> tor
 def numpy_generator(seed: int, purpose: str, round: int = -1, client: int = -1) -> np.random.Generator:
     """The same for NumPy (partitions and test sets), independent of the torch generator of that key."""
     return np.random.Generator(np.random.PCG64(_key(seed, purpose, round, client)))
+
+
+def seed_layers(source: torch.Generator, device: torch.device) -> None:
+    """Have layers that draw for themselves, such as dropout, draw what follows from the seed of a generator: they know
+    only the device's own one."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(source.initial_seed())
+    else:
+        torch.manual_seed(source.initial_seed())  # of every kind of device: longer than many a step on a CPU

@@ -15,6 +15,7 @@ from fedspa.engines.eager import EagerEngine
 from fedspa.engines.flat import first_batch, plan_visit
 from fedspa.engines.over_eager import OverEager
 from fedspa.engines.step import sent
+from fedspa.randomness import seed_layers
 from fedspa.rounds.requests import Gradient, Train, Trained
 
 
@@ -72,4 +73,4 @@ class CompiledEngine(OverEager):
 
     def _prepare(self, generator: torch.Generator) -> None:
         self._eager.module.train()
-        torch.manual_seed(generator.initial_seed())
+        seed_layers(generator, self.device)

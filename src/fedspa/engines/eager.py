@@ -14,6 +14,7 @@ from fedspa.kernels.building import CannotBuild
 from fedspa.kernels.conv_pool import ConvPoolKernel
 from fedspa.local_training import LocalTraining
 from fedspa.models.conv_pool import ConvPool
+from fedspa.randomness import seed_layers
 from fedspa.rounds.requests import (
     Answer,
     Gradient,
@@ -99,7 +100,7 @@ class EagerEngine:
         module, settings, generator = self.module, self.settings, request.generator
         module.start(request.weights, request.learning_rate, request.mask, request.pull)
         module.train()
-        torch.manual_seed(generator.initial_seed())
+        seed_layers(generator, self.device)
         optimizer = module.configure_optimizers()
         loss_sum = torch.zeros((), device=self.device, dtype=torch.float64)
         samples = 0
@@ -112,7 +113,7 @@ class EagerEngine:
     def _gradient(self, request: Gradient) -> torch.Tensor:
         self.module.start(request.weights)
         self.module.train()
-        torch.manual_seed(request.generator.initial_seed())
+        seed_layers(request.generator, self.device)
         batch = next(self.pixels.epoch(request.rows, self.settings.batch_size, request.generator))
         return whole(self._backward(batch)[1], self.space).clone()
 
