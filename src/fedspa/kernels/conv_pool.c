@@ -6,8 +6,8 @@
    All images are [images][height][width][channels], float32. Kernels are square, of stride 1, without padding; a last
    line or column that no pooling window covers is left out. A tap is a place in a line of a kernel: column and channel,
    [kernel * channels], which lie side by side in the images as well. `outputs` and taps are filled up to whole vectors
-   where weights are concerned. Everything is summed in one fixed order. A gradient that is not
-   finite may spoil that of pixels beside its own. */
+   where weights are concerned. Everything is summed in one fixed order. A gradient that is not finite may spoil those of
+   pixels beside its own. */
 
 #include <stdint.h>
 #include <string.h>
