@@ -266,7 +266,7 @@ def test_four_processes_write_one_store_at_once(tmp_path):
 # Whole sweeps
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def store(tmp_path_factory):
     """A tracking store whose experiment keeps its files beside it, not in the project."""
     folder = tmp_path_factory.mktemp("mlflow")
