@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,6 +114,12 @@ class Federation:
     @property
     def weights(self) -> torch.Tensor:
         return self.loop.state.weights
+
+
+def losses(folder: Path) -> list[float]:
+    """Of each round of a run, from its folder."""
+    with (folder / "rounds.csv").open() as file:
+        return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
 def halved(network: nn.Module) -> list[int]:

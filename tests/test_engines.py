@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import shutil
 from dataclasses import replace
@@ -16,6 +15,7 @@ from federations import (
     engine,
     federation,
     halved,
+    losses,
     random_clients,
     random_images,
     train,
@@ -463,11 +463,6 @@ def test_a_run_by_any_engine(reference, tmp_path, words):
     weights, theirs = (load_file(place / "weights.safetensors") for place in (folder, eager_folder))
     for name, tensor in theirs.items():
         torch.testing.assert_close(weights[name], tensor, rtol=1e-9, atol=1e-12)
-
-
-def losses(folder: Path) -> list[float]:
-    with (folder / "rounds.csv").open() as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
 def test_workers_and_lockstep_exclude_each_other(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from federations import losses
 from kernel_runs import ROOT, SOURCE, WORK, kernel_of, lenet_engine, needs_kernel, stock
 from torch import nn
 
@@ -145,11 +145,6 @@ LENET = (
 )
 
 
-def losses_of(folder: Path) -> list[float]:
-    with (folder / "rounds.csv").open() as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
-
-
 @needs_kernel
 def test_runs_with_and_without_it(tmp_path, plan):
     """Workers give the same bytes. Without it results are the same experiment's; a missing compiler is told."""
@@ -175,4 +170,4 @@ def test_runs_with_and_without_it(tmp_path, plan):
     with_it, torchs = (json.loads((tmp_path / run / "summary.json").read_text()) for run in ("one", "torch"))
     for same in ("config_hash", "flops", "traffic_bytes"):
         assert with_it[same] == torchs[same]
-    assert losses_of(tmp_path / "one") == pytest.approx(losses_of(tmp_path / "torch"), rel=1e-3)
+    assert losses(tmp_path / "one") == pytest.approx(losses(tmp_path / "torch"), rel=1e-3)

@@ -6,8 +6,8 @@
    All images are [images][height][width][channels], float32. Kernels are square, of stride 1, without padding; a last
    line or column that no pooling window covers is left out. A tap is a place in a line of a kernel: column and channel,
    [kernel * channels], which lie side by side in the images as well. `outputs` and taps are filled up to whole vectors
-   where weights are concerned. Everything is summed in one fixed order. A gradient that is not finite may spoil those of
-   pixels beside its own. */
+   where weights are concerned. Everything is summed in one fixed order. A gradient that is not finite may spoil those
+   of pixels beside its own. */
 
 #include <stdint.h>
 #include <string.h>
@@ -39,10 +39,12 @@ INLINE int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 INLINE int64_t high(const Shape *s) { return (s->height - s->kernel + 1) / 2; }
 INLINE int64_t wide(const Shape *s) { return (s->width - s->kernel + 1) / 2; }
 INLINE int64_t line(const Shape *s) { return s->width * s->channels; }
+INLINE int64_t row_size(const Shape *s) { return up(s->kernel * s->channels); } /* of taps, filled up */
 INLINE vec load(const float *p) { return *(const vec *)p; }
 INLINE ivec choose(ivec mask, ivec yes, ivec no) { return (yes & mask) | (no & ~mask); }
 
-/* The pooled values of so many cells side by side and so many vectors of outputs, and which of its four sums each is. */
+/* The pooled values of so many cells side by side and so many vectors of outputs, and which of its four sums each
+   is. */
 INLINE void cells_forward(const int cells, const int vecs, const Shape *s, const float *x, const float *weights,
                           const float *bias, int64_t left, float *out, uint8_t *winner) {
     const int64_t taps = s->kernel * s->channels, padded = up(s->outputs);
@@ -116,26 +118,25 @@ INLINE void add_rows(const int rows, const int vecs, int64_t entries, const int3
 INLINE int64_t at_most_8(int64_t n) { return n < 8 ? n : 8; }
 
 typedef struct {
-    float *images, *image_gradient, *factor; /* [BLOCK images], [an image], [entries] */
+    float *images, *image_gradient, *factor; /* [BLOCK images], [an image], each with a row to reach over; [entries] */
     int32_t *place, (*counts)[DEAD + 1]; /* [entries], [high * wide] */
 } Scratch;
 
 INLINE int64_t entries(const Shape *s) { return BLOCK * high(s) * wide(s) * (DEAD + 1) * s->outputs; }
 INLINE int64_t image_size(const Shape *s) { return s->height * line(s); }
-INLINE int64_t beyond(const Shape *s) { return up(s->kernel * s->channels); } /* how far a last vector reaches over */
 
 /* Bytes that `conv_pool_backward` needs to work in. */
 int64_t conv_pool_scratch(const Shape *s) {
-    return 4 * ((BLOCK + 1) * image_size(s) + 2 * beyond(s) + 2 * entries(s) + high(s) * wide(s) * (DEAD + 1));
+    return 4 * ((BLOCK + 1) * image_size(s) + 2 * row_size(s) + 2 * entries(s) + high(s) * wide(s) * (DEAD + 1));
 }
 
 /* The gradient of one image, from the places of its winners: [high * wide][DEAD + 1] lists of outputs. */
 static void input_gradient(const Shape *s, const float *grad, const uint8_t *winner, const float *weights,
                            const Scratch *scratch, float *x_grad) {
-    const int64_t cells = high(s) * wide(s), row = up(s->kernel * s->channels);
+    const int64_t cells = high(s) * wide(s), row = row_size(s);
     int32_t(*counts)[DEAD + 1] = scratch->counts;
     memset(counts, 0, cells * sizeof *counts);
-    memset(scratch->image_gradient, 0, (image_size(s) + beyond(s)) * sizeof(float));
+    memset(scratch->image_gradient, 0, (image_size(s) + row_size(s)) * sizeof(float));
     for (int64_t cell = 0; cell < cells; cell++)
         for (int64_t o = 0; o < s->outputs; o++) {
             const int code = winner[cell * s->outputs + o];
@@ -161,7 +162,7 @@ static void input_gradient(const Shape *s, const float *grad, const uint8_t *win
 /* What a block of images adds to the gradient of one output's weights, w_grad: [kernel][row]. */
 static void weight_gradient(const Shape *s, int64_t images, const float *grad, const uint8_t *winner,
                             const Scratch *scratch, float *w_grad) {
-    const int64_t row = up(s->kernel * s->channels);
+    const int64_t row = row_size(s);
     const int32_t step[DEAD + 1] = {0, s->channels, line(s), line(s) + s->channels, 0};
     int64_t found = 0, at = 0;
     for (int64_t n = 0; n < images; n++)
@@ -189,17 +190,18 @@ static void weight_gradient(const Shape *s, int64_t images, const float *grad, c
             }
 }
 
-/* grad, winner: [images][high][wide][outputs]; weights: [kernel][outputs][row], a row being the taps, filled up, or NULL
-   with x_grad, where nobody wants the images' gradient. Adds to w_grad: [outputs][kernel][row], and b_grad: [outputs]. */
+/* grad, winner: [images][high][wide][outputs]; weights: [kernel][outputs][row], a row being the taps, filled up, or
+   NULL with x_grad, where nobody wants the images' gradient. Adds to w_grad: [outputs][kernel][row], and b_grad:
+   [outputs]. */
 void conv_pool_backward(const Shape *s, const float *x, const float *grad, const uint8_t *winner, const float *weights,
                         void *memory, float *x_grad, float *w_grad, float *b_grad) {
-    const int64_t cells = high(s) * wide(s), size = image_size(s), row = up(s->kernel * s->channels);
+    const int64_t cells = high(s) * wide(s), size = image_size(s), row = row_size(s);
     Scratch scratch = {.images = memory};
-    scratch.image_gradient = scratch.images + BLOCK * size + beyond(s);
-    scratch.factor = scratch.image_gradient + size + beyond(s);
+    scratch.image_gradient = scratch.images + BLOCK * size + row;
+    scratch.factor = scratch.image_gradient + size + row;
     scratch.place = (int32_t *)(scratch.factor + entries(s));
     scratch.counts = (int32_t(*)[DEAD + 1])(scratch.place + entries(s));
-    memset(scratch.images, 0, (BLOCK * size + beyond(s)) * sizeof(float));
+    memset(scratch.images, 0, (BLOCK * size + row) * sizeof(float));
     for (int64_t n = 0; n < s->images; n += BLOCK) {
         const int64_t some = s->images - n < BLOCK ? s->images - n : BLOCK, first = n * cells * s->outputs;
         memcpy(scratch.images, x + n * size, some * size * sizeof(float));
