@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedspa.costing.cost_report import CostReport
 from fedspa.masks.packed import PackedMask
 from fedspa.rounds.wire import DTYPES, Envelope, Message, WireError, decode, encode, visit_bytes
 from fedspa.running.assembly import build
@@ -250,3 +251,15 @@ def test_measured_bytes_are_those_of_the_closed_form(plan, overrides):
     run = build(plan(*small(overrides), "federation.wire=bf16", "federation.clients_per_round=1"))
     for record in run.loop.rounds():  # of one visit each
         assert record.costs.encoded_bytes == visit_bytes(record.costs, len(run.space.sizes), "bf16")
+
+
+def test_of_the_last_round_of_dst_no_mask_travels_and_none_is_charged(plan):
+    """Nor is the gradient taken: the prune rate is 0. The dry run says the same to the byte."""
+    made = plan(*small(("mask=dst",)), "mask.anneal_rounds=2", "partition=iid", "federation.wire=fp32")
+    run = build(made)
+    first, last = run.loop.rounds()
+    new = sum(visits == 1 and client in last.participants for client, visits in run.loop.state.visits.items())
+    seeds = 8 * new
+    assert last.costs.mask_bytes == seeds and last.costs.search_flops == 0
+    assert first.costs.mask_bytes > 3 * 8 and first.costs.search_flops > 0
+    assert last.total_costs == CostReport.of(made).total

@@ -57,16 +57,23 @@ class DST(MaskSearcher):
             return self.alpha0
         return 0.5 * self.alpha0 * (1 + math.cos(math.pi * min(round / period, 1.0)))
 
+    def searching(self, round: int) -> bool:
+        """False where the prune rate is 0: in the last round of the horizon (with the paper's divisor) and after it."""
+        return self.prune_rate(round) > 0
+
     def describe(self, round: int) -> dict[str, float]:
         return {"prune_rate": self.prune_rate(round)}
 
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         """Exchange ceil(alpha_t x active) coordinates of each tensor; its active count never changes."""
-        (mask,) = self._exchange(search.space.count(search.mask), [search])
+        (mask,) = self.next_masks([search])
         return mask
 
     def next_masks(self, searches: Sequence[SearchInput]) -> list[torch.Tensor]:
-        """The same for many clients: those whose masks have equally many active coordinates are searched at once."""
+        """The same for many clients of one round: those whose masks have equally many active coordinates are searched
+        at once."""
+        if not self.searching(searches[0].round):
+            return [search.mask for search in searches]
         alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for index, search in enumerate(searches):
             alike[search.space.count(search.mask)].append(index)
