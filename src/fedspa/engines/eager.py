@@ -13,6 +13,7 @@ from fedspa.data.batches import Batch, Pixels
 from fedspa.kernels.building import CannotBuild
 from fedspa.kernels.conv_pool import ConvPoolKernel
 from fedspa.local_training import LocalTraining
+from fedspa.masks.checking import found_masks
 from fedspa.models.conv_pool import ConvPool
 from fedspa.randomness import seed_layers
 from fedspa.rounds.requests import (
@@ -89,7 +90,7 @@ class EagerEngine:
             case Gradient():
                 return self._gradient(request)
             case NextMask():
-                return request.searcher.next_mask(request.search)
+                return found_masks(request.searcher, [request.search])[0]
             case TrainingAccuracy():
                 predicted = self.predict(request.weights, self.pixels, request.rows, self.settings.batch_size)
                 return self.accuracy(request, predicted)

@@ -14,6 +14,7 @@ from fedspa.engines.choice import Workload
 from fedspa.engines.eager import EagerEngine
 from fedspa.engines.forward import Forward
 from fedspa.engines.step import LocalStep
+from fedspa.masks.checking import found_masks
 from fedspa.rounds.requests import (
     Answer,
     Gradient,
@@ -99,4 +100,4 @@ class OverEager(ABC):
 
 
 def _next_masks(requests: Sequence[NextMask]) -> list[torch.Tensor]:
-    return requests[0].searcher.next_masks([request.search for request in requests])
+    return found_masks(requests[0].searcher, [request.search for request in requests])

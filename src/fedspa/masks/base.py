@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SearchInput:
-    """What a searcher may look at: right after a client's local training or, in `first_mask`, before its first one."""
+    """What a searcher may look at, and must not write into: right after a client's local training or, in `first_mask`,
+    before its first one."""
 
     space: ParameterSpace
     mask: torch.Tensor
@@ -50,7 +51,8 @@ class MaskSearcher(ABC):
 
     @abstractmethod
     def next_mask(self, search: SearchInput) -> torch.Tensor:
-        """The mask [total] for the client's next visit; `search.mask` itself where it does not change."""
+        """The mask [total] for the client's next visit, zeros and ones in the dtype of `search.mask`; that itself where
+        the mask does not change."""
 
     def next_masks(self, searches: Sequence[SearchInput]) -> list[torch.Tensor]:
         """The masks of clients whose search comes at the same time, in their order: those of `next_mask`.
@@ -87,7 +89,7 @@ class MaskSearcher(ABC):
     @property
     def keeps_counts(self) -> bool:
         """Whether every tensor has as many active parameters as the layer sparsity gives it, so that costs can be
-        told before a run."""
+        told before a run. A mask that breaks this promise ends the run."""
         return True
 
     def first_mask(self, search: SearchInput) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 
 from fedspa.client_state import ClientState, Item
 from fedspa.masks.base import MaskSearcher, SearchInput
+from fedspa.masks.checking import found_masks
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientTask, Method, Origin, Visit, VisitSize
 from fedspa.records import SEED_BYTES, Costs
@@ -49,7 +50,7 @@ class FedSpa(Method):
                 gradient = yield from self._gradient(task, task.weights, "first_mask_search")
             with task.clock("search"):
                 search = self._search(task, mask, task.weights, gradient, "first_mask")
-                found = searcher.first_mask(search)
+                (found,) = found_masks(searcher, [search], first=True)
                 memory = searcher.remember(search, found)
                 mask = torch.cat([found, mask[len(found) :]])
                 known = PackedMask.pack(mask)
