@@ -33,6 +33,7 @@ def make_run(
     flops: float = 2e9,
     finetune: float = 0,
     masks: dict[str, list[int]] | None = None,
+    density: dict[str, float] | None = None,
     **config: Any,
 ) -> Path:
     """A run whose `curves` hold an accuracy a round by kind of model; the last is the final one.
@@ -101,6 +102,7 @@ def make_run(
         "traffic_bytes": {"down": traffic / 2, "up": traffic / 2, "masks": 0, "total": traffic},
         "flops": {"train": flops, "search": 0, "total": flops, "dense_total": 4e9, "finetune": finetune},
         "version": "0.1.0",
+        **({"density": density} if density else {}),
     }
     tracker.finish(
         RunResult(

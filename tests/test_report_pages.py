@@ -16,6 +16,7 @@ from report_runs import make_run
 from fedspa.errors import UserError
 from fedspa.paths import project_root
 from fedspa.report import tables
+from fedspa.report.density import density_table
 from fedspa.report.formats import Cell, Column, Table, html_table, latex, markdown
 from fedspa.report.options import parse
 from fedspa.report.page import make_report, write_report
@@ -404,3 +405,27 @@ def test_the_command_writes_a_report_without_torch(tmp_path: Path) -> None:
     )
     failed = subprocess.run([sys.executable, str(script), "sweep=x"], capture_output=True, text=True)
     assert failed.returncode == 2 and failed.stderr.startswith("Error: sweep=x is not known")
+
+
+def test_the_measured_density_stands_beside_the_asked_one(tmp_path: Path) -> None:
+    curves = {"local": [50.0, 60.0]}
+    lows = {"asked": 0.5, "mean": 0.4, "min": 0.29, "max": 0.5}
+    make_run(tmp_path / "d0", curves, seed=0, density=lows)
+    make_run(tmp_path / "d1", curves, seed=1, density=lows | {"mean": 0.5, "min": 0.5})
+    dense = {"method": "fedavg", "mask": "none", "sparsity": 0.0}
+    make_run(tmp_path / "f0", curves, density={"asked": 1.0, "mean": 1.0, "min": 1.0, "max": 1.0}, **dense)
+    make_run(tmp_path / "old", curves, method="local", mask="none")
+    table = density_table(study_of(tmp_path))
+    assert table and texts(table) == {
+        "FedSpa (DST)": ["0.5", "0.29 to 0.5"], "FedAvg": ["1", "1"], "Local": ["missing", "missing"],
+    }  # fmt: skip
+    write_results(tmp_path / "results.csv", study_of(tmp_path))
+    with (tmp_path / "results.csv").open(newline="") as file:
+        found = {row["row"]: (row["sparsity"], row["density"]) for row in csv.DictReader(file)}
+    assert found == {"FedSpa (DST)": ("0.5", "0.45"), "FedAvg": ("0.0", "1.0"), "Local": ("0.5", "")}
+
+
+def test_dense_runs_need_no_table_of_densities(small: Study, tmp_path: Path) -> None:
+    assert density_table(small) is None  # runs that do not say theirs
+    make_run(tmp_path / "new", {"local": [5.0]}, density={"asked": 1.0, "mean": 1.0, "min": 1.0, "max": 1.0})
+    assert density_table(study_of(tmp_path / "new")) is None

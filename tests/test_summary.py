@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.torch import load_file
 from tracking_runs import faulty_records, run_info
 
+from fedspa.running.experiment import run
+from fedspa.tracking.measures import density_text
 from fedspa.tracking.summary import History
 
 
@@ -31,3 +35,40 @@ def test_a_run_in_which_nobody_ever_took_part_has_no_accuracy(tmp_path):
     summary = history.summary(info(tmp_path), None, total_seconds=1.5)
     assert set(summary["accuracy"].values()) == {None}
     assert summary["samples_per_s"] == 0
+
+
+SMALL = (
+    *("dataset=digits", "federation.rounds=2", "federation.clients=4", "federation.clients_per_round=2"),
+    *("training.epochs=2", "logger=none", "hardware.workers=1"),
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (("sparsity=0.8",), 0.2),
+        (("mask=snip", "sparsity=0.8"), 0.2),
+        (("sparsity=0.8", "layer_sparsity=uniform", "layer_sparsity.mask_scope=weights"), 0.2),
+        (("method=subfedavg", "sparsity=0.5", "method.accuracy_threshold=0", "method.distance_threshold=0"), 0.5),
+    ],
+)  # fmt: skip
+def test_the_density_of_a_run_is_that_of_its_masks(plan, tmp_path, words, asked):
+    summary = run(plan(*words, *SMALL), tmp_path)
+    masks = load_file(tmp_path / "masks.safetensors").values()
+    parameters = sum(tensor.numel() for tensor in load_file(tmp_path / "weights.safetensors").values())
+    measured = [int(np.unpackbits(mask.numpy()).sum()) / parameters for mask in masks]
+    assert summary["density"] == {
+        "asked": asked, "mean": pytest.approx(np.mean(measured)), "min": min(measured), "max": max(measured),
+    }  # fmt: skip
+    assert measured and max(measured) < 1
+
+
+def test_dense_models_have_a_density_of_one(plan, tmp_path):
+    summary = run(plan("method=fedavg", *SMALL), tmp_path)
+    assert summary["density"] == {"asked": 1, "mean": 1, "min": 1, "max": 1}
+
+
+def test_where_nobody_was_visited_no_density_is_measured(plan, tmp_path):
+    summary = run(plan("faults.dropout=1", *SMALL), tmp_path)
+    assert summary["density"] == {"asked": 0.5}
+    assert density_text(summary["density"]) == "none"

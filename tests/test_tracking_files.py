@@ -202,6 +202,7 @@ def test_a_method_without_a_kind_has_no_row_for_it(tmp_path: Path) -> None:
     view.start(run_info(tmp_path))
     view.finish(run_result(finetuned=False))
     assert "finetuned" not in output.getvalue()
+    assert "Density: 0.5 asked, 0.4 to 0.5 measured." in output.getvalue()
 
 
 def test_of_each_kind_of_event_the_first_is_said_and_all_are_counted(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def test_a_finished_run_reads_back(
     assert run.data.tags.items() >= {
         "method": "fedspa", "mask": "dst", "dataset": "digits", "model": "small", "partition": "iid",
         "seed": "0", "sparsity": "0.5", "config_hash": "c0ffee", "partition_hash": "beef", "version": "0.1.0",
+        "density": "0.4 to 0.5",
     }.items()  # fmt: skip
     note = run.data.tags["mlflow.note.content"]
     assert "3 clients (iid) with 8 training images" in note

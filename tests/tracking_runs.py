@@ -108,6 +108,7 @@ def run_result(finetuned: bool = True) -> RunResult:
     return RunResult(
         summary={
             "method": "fedspa",
+            "density": {"asked": 0.5, "mean": 0.45, "min": 0.4, "max": 0.5},
             "accuracy": accuracy,
             "rounds_to_accuracy": {"global": {"30": 1, "70": None}, "local": {"30": 1, "70": None}},
             "traffic_bytes": {"down": 16000, "up": 8000, "masks": 500, "total": 24500, "dense_total": 48000},

@@ -77,6 +77,13 @@ def tested_clients(runs: list[Run], kind: str) -> tuple[int, int]:
     return min(int(run.summary["accuracy"][kind]["clients"]) for run in runs), int(runs[0].summary["clients"])
 
 
+def density(runs: list[Run]) -> OverSeeds | None:
+    """The measured mean density over the visited clients; None where a run does not say it."""
+    if not runs or any("mean" not in run.summary.get("density", {}) for run in runs):
+        return None
+    return OverSeeds(tuple(run.summary["density"]["mean"] for run in runs))
+
+
 def traffic(runs: list[Run]) -> OverSeeds:
     """Bytes of a whole run, masks included."""
     return OverSeeds(tuple(float(run.summary["traffic_bytes"]["total"]) for run in runs))

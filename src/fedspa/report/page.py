@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 
 from fedspa.report import tables
+from fedspa.report.density import density_table
 from fedspa.report.figures import DRAWN, Picture
 from fedspa.report.formats import Table, html_table, latex, markdown
 from fedspa.report.paper import paper_tables
@@ -50,13 +51,14 @@ def make_report(study: Study, *, targets: Sequence[float] = (), beside_paper: bo
             "No cell of this study is one of the paper\u2019s: those have its data set, network and partition, all "
             "training images and 100 clients."
         )
-    times = tables.time_table(study)
+    density, times = density_table(study), tables.time_table(study)
     drawn = (draw(study, setting) for setting in study.settings for draw in DRAWN)
     return Report(
         title=f"Report on {study.name}",
         facts=facts,
         tables=[
             *tables.main_tables(study),
+            *([density] if density else []),
             *printed,
             *tables.rounds_tables(study, targets),
             *tables.rival_tables(study),

@@ -15,7 +15,19 @@ from fedspa.report.study import Row, Setting, Study
 from fedspa.report.tables import run_targets
 
 COLUMNS = (
-    *("dataset", "split", "row", "method", "mask", "sparsity", "kind", "quantity", "target", "unit"),
+    *(
+        "dataset",
+        "split",
+        "row",
+        "method",
+        "mask",
+        "sparsity",
+        "density",
+        "kind",
+        "quantity",
+        "target",
+        "unit",
+    ),
     *("mean", "std", "seeds", "reached"),
 )
 
@@ -41,6 +53,8 @@ def _lines(study: Study, row: Row, setting: Setting, targets: Sequence[float]) -
         yield {"quantity": "accuracy", "unit": "%", "seeds": 0}
         return
     head = {"sparsity": runs[0].summary["sparsity"], "seeds": len(runs)}
+    if density := measures.density(runs):
+        head["density"] = density.mean
     for kind in KINDS:
         if accuracy := measures.final_accuracy(runs, kind):
             yield head | {"kind": kind, "quantity": "accuracy", "unit": "%"} | _numbers(accuracy)

@@ -169,6 +169,10 @@ class FederatedLoop:
         mask, space = self.client_state(client).mask, self._visitor.space
         return 1.0 if mask is None else (mask.active - (space.total - space.trained)) / space.trained
 
+    def densities(self) -> list[float]:
+        """The density of each visited client."""
+        return [self.density(client) for client in self.state.clients]
+
     def _round(self, clock: Clock) -> tuple[FederationState, RoundRecord]:
         """The next round: the state after it, and what it has to tell."""
         state, t = self.state.draft(), self.state.round

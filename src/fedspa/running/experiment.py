@@ -144,7 +144,9 @@ class _Run:
             scores["finetuned"] = loop.finetune(epochs)[ACCURACY]
             finetuned = scores["finetuned"].spread()
             finetune_flops = loop.finetune_flops(epochs)
-        summary = self._history.summary(self._info, finetuned, self._state.seconds, finetune_flops)
+        summary = self._history.summary(
+            self._info, finetuned, self._state.seconds, finetune_flops, loop.densities()
+        )
         keep_states = self._plan.settings.save.personal
         return result(self._federation, scores, summary, many=self._info.many, keep_states=keep_states)
 

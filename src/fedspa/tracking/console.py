@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from fedspa.costing.units import show_bytes, show_flops
 from fedspa.records import ACCURACY, KINDS, Event, RoundRecord, RunInfo, RunResult
 from fedspa.saved import Saved
+from fedspa.tracking.measures import density_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -94,6 +95,8 @@ class ConsoleView:
         self._console.print(_accuracy_table(result.summary["accuracy"]))
         self._console.print()
         self._console.print(_cost_table(result.summary))
+        density = result.summary["density"]
+        self._say(f"\nDensity: {density['asked']:.4g} asked, {density_text(density)} measured.")
         seconds, speed = result.summary["seconds"]["total"], result.summary["samples_per_s"]
         if events := result.summary["events"]:
             self._say("\nEvents: " + ", ".join(f"{count} {kind}" for kind, count in events.items()))

@@ -46,6 +46,8 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
 def final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """The headline numbers of a run, from its summary: for the columns of a table of runs."""
     metrics = {"final/samples_per_s": float(summary["samples_per_s"])}
+    if "mean" in summary["density"]:
+        metrics["final/density"] = float(summary["density"]["mean"])
     for kind, spread in summary["accuracy"].items():
         if spread:
             metrics[f"final/{kind}_accuracy"] = float(spread["mean"])
@@ -55,3 +57,11 @@ def final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
             if first is not None:
                 metrics[f"final/{kind}_rounds_to_{target}"] = float(first)
     return metrics
+
+
+def density_text(density: Mapping[str, float]) -> str:
+    """The measured density of the visited clients, of a summary: 0.5, or 0.29 to 0.5 where they differ."""
+    if "mean" not in density:
+        return "none"
+    low, high = (f"{density[end]:.4g}" for end in ("min", "max"))
+    return low if low == high else f"{low} to {high}"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedspa.costing.units import show_bytes, show_flops
 from fedspa.paths import project_root
 from fedspa.records import KINDS, RunInfo
+from fedspa.tracking.measures import density_text
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
@@ -42,6 +43,11 @@ def tags(info: RunInfo) -> dict[str, str]:
         "version": info.version,
     }
     return {key: str(value) for key, value in facts.items()} | source_tags() | {NOTE: note(info)}
+
+
+def final_tags(info: RunInfo, summary: Mapping[str, Any]) -> dict[str, str]:
+    """What is known of a run at its end: its description with results, and its measured density."""
+    return {NOTE: note(info, summary), "density": density_text(summary["density"])}
 
 
 @cache
@@ -96,12 +102,15 @@ def _results(summary: Mapping[str, Any]) -> str:
             lines.append(
                 f"| {kind} | {spread['mean']:.2f} | {spread['std']:.2f} | {spread['worst_decile']:.2f} |"
             )
+    density = (
+        f"Density: {summary['density']['asked']:.4g} asked, {density_text(summary['density'])} measured."
+    )
     costs = ["| cost | this run | dense | saved |", "|---|---|---|---|"]
     for title, key, show in (("traffic", "traffic_bytes", show_bytes), ("FLOPs", "flops", show_flops)):
         total, dense = summary[key]["total"], summary[key]["dense_total"]
         saved = f"{100 * (1 - total / dense):.1f} %" if dense else "-"
         costs.append(f"| {title} | {show(total)} | {show(dense)} | {saved} |")
-    return "\n".join([*lines, "", *costs])
+    return "\n".join([*lines, "", *costs, "", density])
 
 
 def sweep_note(outcomes: Mapping[str, str]) -> str:

@@ -29,7 +29,7 @@ from fedspa.tracking.mlflow_connection import (
     where_to_look,
 )
 from fedspa.tracking.mlflow_delivery import UNDELIVERED, Delivery, Ending, Outbox, Point
-from fedspa.tracking.mlflow_page import NOTE, PARENT, dataset_input, note, tags
+from fedspa.tracking.mlflow_page import PARENT, dataset_input, final_tags, tags
 from fedspa.tracking.undelivered import Undelivered
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class MLflowTracker:
 
     def finish(self, result: RunResult) -> None:
         self._add(final_metrics(result.summary), self._info.rounds)
-        if self._end("FINISHED", {NOTE: note(self._info, result.summary)}):
+        if self._end("FINISHED", final_tags(self._info, result.summary)):
             page = run_page(self._experiment_id, self._run_id)
             print(f"In MLflow: {where_to_look(self.uri, page)}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
+from fractions import Fraction
 from statistics import fmean
 from typing import Any
 
@@ -110,11 +111,18 @@ class History:
                     reached[target] = record.round
 
     def summary(
-        self, info: RunInfo, finetuned: Spread | None, total_seconds: float, finetune_flops: int = 0
+        self,
+        info: RunInfo,
+        finetuned: Spread | None,
+        total_seconds: float,
+        finetune_flops: int = 0,
+        densities: Sequence[float] = (),
     ) -> dict[str, Any]:
         """The summary of a finished run; accuracies in percent, traffic in bytes, by kind of model.
 
-        `finetune_flops`: of the final fine-tuning, which the total leaves out.
+        Args:
+            finetune_flops: of the final fine-tuning, which the total leaves out.
+            densities: measured, of each visited client.
         """
         final: dict[str, Spread | None] = {
             kind: mean_spread([spreads[kind] for spreads in self._final if kind in spreads])
@@ -127,6 +135,14 @@ class History:
         return {
             **{part: info.names[part] for part in ("method", "mask", "dataset", "model", "partition")},
             "sparsity": info.sparsity,
+            "density": {
+                "asked": float(1 - Fraction(str(info.sparsity))),
+                **(
+                    {"mean": fmean(densities), "min": min(densities), "max": max(densities)}
+                    if densities
+                    else {}
+                ),
+            },
             "seed": info.seed,
             "rounds": info.rounds,
             "clients": info.clients,
