@@ -203,7 +203,7 @@ def small(
     """Two of four clients a round, a convolutional network, float32, ERK masks."""
     network = seeded(lambda: SmallCNN(channels=1, image_size=8, classes=3), seed=0)
     space = ParameterSpace.of(network)
-    active = ErdosRenyiKernel(name="erk").active_counts(space.shapes, 1 - Fraction(sparsity), space.names)
+    active = ErdosRenyiKernel(name="erk").active_counts(space.shapes, 1 - Fraction(sparsity))
     return federation(
         method,
         network,

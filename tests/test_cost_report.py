@@ -164,10 +164,11 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_prints_json_and_nothing_else(tmp_path):
-    """At this sparsity a tensor runs empty, and the warning must not get into the JSON."""
-    shown = command(tmp_path, "experiment=emnist_iid", "sparsity=0.9999", "format=json")
+    """At this sparsity biases run empty, and the warning must not get into the JSON."""
+    words = ("experiment=emnist_iid", "layer_sparsity=uniform", "sparsity=0.97")
+    shown = command(tmp_path, *words, "format=json")
     told = json.loads(shown.stdout)
-    assert "leaves no active parameter" in shown.stderr
+    assert shown.stderr.count("without an active parameter: ") == 1
     assert told["forward_flops"]["dense"] == 4_617_246 and told["parameters"]["total"] == 439_096
     assert told["parameters"]["active"] == sum(tensor["active"] for tensor in told["tensors"])
     assert told["forward_flops"]["sparse"] == sum(tensor["flops"] for tensor in told["tensors"])
@@ -188,3 +189,13 @@ def test_an_unknown_format_is_refused(tmp_path):
     shown = command(tmp_path, "format=jsn")
     assert (shown.returncode, shown.stdout) == (2, "")
     assert shown.stderr == "Error: format=jsn is not known: did you mean json? (valid: json, table).\n"
+
+
+def test_a_network_through_which_nothing_can_flow_is_refused(tmp_path):
+    shown = command(tmp_path, "experiment=emnist_iid", "sparsity=0.99999")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    (line,) = shown.stderr.splitlines()
+    assert line.startswith(
+        "Error: sparsity=0.99999 with layer_sparsity=erk leaves no active parameter in conv1.weight"
+    )
+    assert "layer_sparsity.min_active=1" in line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from fractions import Fraction
 from math import floor, prod
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from fedspa.errors import UserError
 from fedspa.layer_sparsity.er import ErdosRenyi
 from fedspa.layer_sparsity.erk import ErdosRenyiKernel
+from fedspa.layer_sparsity.flow import counts_with_flow
 from fedspa.layer_sparsity.uniform import Uniform
 from fedspa.models.lenet5 import LeNet5
 from fedspa.models.resnet18 import ResNet18
@@ -134,14 +136,94 @@ def test_the_order_of_tensors_does_not_matter(shapes, density, rule, order):
     assert again == [counts[i] for i in shuffled]
 
 
-def test_an_empty_tensor_is_named(caplog):
-    with caplog.at_level(logging.WARNING):
-        make("uniform").active_counts([(4, 4), (1,)], HALF, names=["fc.weight", "fc.bias"])
-        make("uniform").active_counts([(4, 4), (1,)], HALF)
-    assert [record.getMessage() for record in caplog.records] == [
-        "uniform at density 0.5 leaves no active parameter in tensor fc.bias of shape (1,).",
-        "uniform at density 0.5 leaves no active parameter in tensor 1 of shape (1,).",
+@given(shapes=SHAPES, density=DENSITIES, rule=st.sampled_from(list(RULES)), least=st.integers(1, 50))
+def test_each_tensor_keeps_its_minimum_within_the_budget_where_that_can_be(shapes, density, rule, least):
+    sizes = [prod(shape) for shape in shapes]
+    minima = [min(size, least) for size in sizes]
+    counts = make(rule, min_active=least).active_counts(shapes, density)
+    assert all(low <= count <= size for low, count, size in zip(minima, counts, sizes, strict=True))
+    budget = density * sum(sizes)
+    if budget < sum(minima):
+        assert counts == minima
+    else:
+        assert sum(counts) <= budget and (not shapes or budget - sum(counts) < len(shapes))
+    free = make(rule).active_counts(shapes, density)
+    if all(count >= low for count, low in zip(free, minima, strict=True)):
+        assert counts == free
+
+
+def test_a_minimum_by_hand():
+    # 240 / 11: uniform gives 18, 2 and 0. The last gets 1; what is left is 0.0905 of the other 230: again 18 and 2.
+    assert make("uniform", min_active=1).active_counts([(10, 20), (3, 10), (5, 2)], Fraction(1, 11)) == [
+        18,
+        2,
+        1,
     ]
+    assert make("uniform").active_counts([(10, 20), (3, 10), (5, 2)], Fraction(1, 11)) == [18, 2, 0]
+    # 9 of 120: 2 for each of the small ones leave 5 of 100.
+    assert make("uniform", min_active=2).active_counts([(10, 10), (10,), (10,)], Fraction(9, 120)) == [
+        5,
+        2,
+        2,
+    ]
+
+
+def test_with_a_minimum_the_papers_counts_stay():
+    shapes = [tuple(p.shape) for p in VGG11(3, 32, 10).parameters()]
+    assert make("erk", min_active=1).active_counts(shapes, HALF) == make("erk").active_counts(shapes, HALF)
+
+
+NAMES, SHAPES_OF_TWO = (
+    ["conv.weight", "conv.bias", "fc.weight", "fc.bias"],
+    [(4, 1, 5, 5), (4,), (10, 40), (10,)],
+)
+
+
+def test_a_network_through_which_nothing_can_flow_is_refused_with_what_would_work():
+    with pytest.raises(UserError) as caught:
+        counts_with_flow(make("uniform"), NAMES, SHAPES_OF_TWO, 0.999)
+    told = str(caught.value)
+    assert (
+        "sparsity=0.999 " in told
+        and "layer_sparsity=uniform" in told
+        and "layer_sparsity.min_active=1" in told
+    )
+    assert "conv.weight" in told and "fc.weight" not in told
+    assert "sparsity=0.99 at most" in told  # 1 of 100
+    assert counts_with_flow(make("uniform"), NAMES, SHAPES_OF_TWO, 0.99) == [1, 0, 4, 0]
+    assert counts_with_flow(make("uniform", min_active=1), NAMES, SHAPES_OF_TWO, 0.999) == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_largest_sparsity_that_is_told_works_and_the_next_does_not(rule):
+    network = dict(LeNet5(1, 28, 26).named_parameters())
+    shapes = [tuple(p.shape) for p in network.values()]
+    with pytest.raises(UserError) as caught:
+        counts_with_flow(make(rule), list(network), shapes, 0.99999)
+    largest = re.search(r"sparsity=([\d.]+) at most", str(caught.value))
+    assert largest
+    assert all(counts_with_flow(make(rule), list(network), shapes, float(largest[1]))[::2])
+    with pytest.raises(UserError):
+        counts_with_flow(make(rule), list(network), shapes, float(largest[1]) + 2e-6)
+
+
+def test_the_scale_of_a_norm_is_a_layer_too():
+    names, shapes = ["fc.weight", "norm.weight", "norm.bias"], [(100, 100), (8,), (8,)]
+    with pytest.raises(UserError, match="no active parameter in norm.weight"):
+        counts_with_flow(make("uniform"), names, shapes, 0.9)
+
+
+def test_a_searcher_of_its_own_counts_needs_an_active_parameter_a_layer():
+    assert sum(counts_with_flow(make("uniform"), NAMES, SHAPES_OF_TWO, 0.994, by_tensor=False)) == 2
+    with pytest.raises(UserError, match="leaves 0 active parameters for 2 layers"):
+        counts_with_flow(make("uniform"), NAMES, SHAPES_OF_TWO, 0.999, by_tensor=False)
+
+
+def test_of_all_empty_tensors_there_is_one_warning(caplog):
+    with caplog.at_level(logging.WARNING):
+        counts_with_flow(make("uniform"), NAMES, SHAPES_OF_TWO, 0.95)
+    (record,) = caplog.records
+    assert "2 of 4 tensors" in record.getMessage() and "conv.bias, fc.bias" in record.getMessage()
 
 
 def test_an_unknown_scope_is_refused():

@@ -7,7 +7,6 @@ exception: `fedspa.models.building` makes it, when the run has begun.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from omegaconf.errors import (
 from fedspa.components import build, component, explain, find_class
 from fedspa.errors import UserError, brief, check_choice
 from fedspa.identity import config_hash
+from fedspa.layer_sparsity.flow import counts_with_flow
 from fedspa.paths import config_dir, project_root
 from fedspa.plugins import register_plugins
 from fedspa.records import ACCURACY
@@ -66,13 +66,15 @@ class Plan:
     def active_counts(self, space: ParameterSpace) -> list[int] | None:
         """Active coordinates of each tensor under a client's mask; None for a method without a mask searcher.
 
-        Running statistics are never pruned, and count for no budget.
+        Running statistics are never pruned, and count for no budget. Raises `UserError` where nothing could flow
+        through the network.
         """
         if not self.method.uses_mask:
             return None
-        density = 1 - Fraction(str(self.settings.sparsity))  # of the decimal that was written: 1 - 0.8 is 0.2
-        pruned = space.parameters
-        active = self.layer_sparsity.active_counts(pruned.shapes, density, pruned.names)
+        pruned, fixed = space.parameters, self.mask.keeps_counts
+        active = counts_with_flow(
+            self.layer_sparsity, pruned.names, pruned.shapes, self.settings.sparsity, by_tensor=fixed
+        )
         return [*active, *space.running.sizes]
 
     @property

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor, prod
 
-from fedspa.errors import check_choice
-
-logger = logging.getLogger(__name__)
+from fedspa.errors import check_choice, check_range
 
 
 @dataclass(kw_only=True)
@@ -22,29 +19,41 @@ class LayerSparsity(ABC):
     mask_scope: str = "all"
     """Which tensors are masked and make up the budget: all, or weights (tensors of two or more dimensions;
     the others stay dense and do not count)."""
+    min_active: int = 0
+    """Each masked tensor keeps at least so many active parameters, or all of them where it has fewer."""
 
     def __post_init__(self) -> None:
         check_choice("layer_sparsity.mask_scope", self.mask_scope, ("all", "weights"))
+        check_range("layer_sparsity.min_active", self.min_active, low=0)
 
-    def active_counts(
-        self, shapes: Sequence[tuple[int, ...]], density: Fraction, names: Sequence[str] | None = None
-    ) -> list[int]:
+    def active_counts(self, shapes: Sequence[tuple[int, ...]], density: Fraction) -> list[int]:
         """The number of active parameters of each tensor, for a density in [0, 1] of the masked ones.
 
         Take the density from the decimal that the user wrote (`1 - Fraction("0.8")`): in binary 1 - 0.8 is
         not 0.2. Counts are rounded down, so their sum never exceeds the budget and falls short of it by less
-        than one a tensor. A tensor left without active parameters is allowed, and warned about by its name
-        (`names`, else its index).
+        than one a tensor.
+
+        A tensor that would come out below `min_active` gets just that, and the rule shares the rest of the budget
+        out among the other tensors: the sum stays within the budget, but for a budget that is smaller than all these
+        minima together. Then each tensor gets its minimum, and the sum exceeds the budget.
         """
         counts = [prod(shape) for shape in shapes]
         masked = [i for i, shape in enumerate(shapes) if self.mask_scope == "all" or len(shape) >= 2]
-        for i, share in zip(masked, self.densities([shapes[i] for i in masked], density), strict=True):
-            counts[i] = floor(share * counts[i])
-            if counts[i] == 0:
-                logger.warning(
-                    "%s at density %g leaves no active parameter in tensor %s of shape %s.",
-                    self.name, density, names[i] if names else i, tuple(shapes[i]),
-                )  # fmt: skip
+        budget = density * sum(counts[i] for i in masked)
+        while masked:
+            shares = self.densities([shapes[i] for i in masked], density)
+            rounded = {i: floor(share * counts[i]) for i, share in zip(masked, shares, strict=True)}
+            minima = {i: min(self.min_active, counts[i]) for i in masked}
+            low = [i for i in masked if rounded[i] < minima[i]]
+            if not low:
+                for i in masked:
+                    counts[i] = rounded[i]
+                break
+            for i in low:
+                counts[i] = minima[i]
+                budget -= minima[i]
+            masked = [i for i in masked if i not in low]
+            density = max(budget, Fraction(0)) / max(sum(counts[i] for i in masked), 1)
         return counts
 
     @abstractmethod

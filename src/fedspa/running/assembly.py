@@ -107,6 +107,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
             "they keep layers to themselves: set it to 0, or use model.batchnorm=average or groupnorm."
         )
 
+    active = plan.active_counts(ParameterSpace.of(network).shared)
     data = source.load()  # after the network, whose mistakes need no data
     rows = client_rows(data, source, plan.partition, settings.federation.clients, settings.seed)
     _check_batches(plan, rows, network)
@@ -121,7 +122,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     engine = plan.engine.build(eager, workload(plan, row_counts(rows.train), most_tested, costs, launch.size))
     space, whole = engine.space.shared, engine.weights
     own_layers = OwnLayers(whole[space.total :].clone(), plan.method.trains_personal)
-    active, full_mask = plan.active_counts(space), PackedMask.pack(torch.ones(space.total))
+    full_mask = PackedMask.pack(torch.ones(space.total))
     initial_mask: Callable[[int], PackedMask] = lambda client: full_mask  # noqa: E731
     if active and not plan.mask.searches_first:
         initial_mask = InitialMasks(space, active, shared=plan.mask.initial == "same", seed=settings.seed)

@@ -1,0 +1,93 @@
+"""Whether anything can flow through a network whose tensors have so many active parameters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from fractions import Fraction
+from math import prod
+
+from fedspa.errors import UserError
+from fedspa.layer_sparsity.base import LayerSparsity
+
+logger = logging.getLogger(__name__)
+
+STEPS = 10**6
+"""The largest sparsity that works is told to a millionth."""
+
+
+def counts_with_flow(
+    rule: LayerSparsity,
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    sparsity: float,
+    *,
+    by_tensor: bool = True,
+) -> list[int]:
+    """The rule's active parameters of each tensor at a sparsity, as it was written.
+
+    `by_tensor`: whether masks have just these counts; else only their total, and a searcher shares it out.
+
+    Raises `UserError` where a layer would be left without an active weight, so that nothing can flow through it.
+    Other tensors that are left without active parameters, such as biases, are warned about, all at once.
+    """
+    counts = rule.active_counts(shapes, _density(sparsity))
+    blocked = _blocked(names, shapes, counts, by_tensor)
+    if blocked is not None:
+        raise UserError(_refusal(rule, names, shapes, sparsity, blocked, by_tensor))
+    empty = [name for name, count in zip(names, counts, strict=True) if not count]
+    if empty and by_tensor:
+        logger.warning(
+            "layer_sparsity=%s at sparsity=%s leaves %d of %d tensors without an active parameter: %s.",
+            rule.name, sparsity, len(empty), len(names), ", ".join(empty),
+        )  # fmt: skip
+    return counts
+
+
+def _density(sparsity: float) -> Fraction:
+    return 1 - Fraction(str(sparsity))  # of the decimal that was written: 1 - 0.8 is 0.2
+
+
+def _blocked(
+    names: Sequence[str], shapes: Sequence[tuple[int, ...]], counts: Sequence[int], by_tensor: bool
+) -> str | None:
+    """What keeps everything from flowing through a layer; None if nothing does."""
+    tensors = [(n, c) for n, s, c in zip(names, shapes, counts, strict=True) if _is_weight(n, s)]
+    if by_tensor:
+        return next((f"no active parameter in {name}" for name, count in tensors if not count), None)
+    # With fewer active parameters than layers one of them is empty, whichever way they are shared out.
+    total = sum(counts)
+    return f"{total} active parameters for {len(tensors)} layers" if total < len(tensors) else None
+
+
+def _is_weight(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether all that a layer passes on is multiplied by this tensor: a weight, or the scale of a norm."""
+    return prod(shape) > 0 and (len(shape) >= 2 or (name.endswith("weight") and prod(shape) > 1))
+
+
+def _refusal(
+    rule: LayerSparsity,
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    sparsity: float,
+    blocked: str,
+    by_tensor: bool,
+) -> str:
+    def works(step: int) -> bool:
+        counts = rule.active_counts(shapes, 1 - Fraction(step, STEPS))
+        return _blocked(names, shapes, counts, by_tensor) is None
+
+    low, high = 0, STEPS  # works at low, and not at high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if works(middle) else (low, middle)
+    largest = f"{low / STEPS:.6f}".rstrip("0").rstrip(".")
+    way_out = f"use sparsity={largest} at most"
+    if rule.min_active == 0:
+        way_out += (
+            ", or layer_sparsity.min_active=1, which keeps at least one active parameter in each tensor"
+        )
+    return (
+        f"sparsity={sparsity} with layer_sparsity={rule.name} leaves {blocked}, so that "
+        f"nothing can flow through the network: {way_out}."
+    )
