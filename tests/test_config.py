@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from fedspa.config import ONE_EACH
@@ -277,3 +278,20 @@ def test_hardware_makes_a_fabric():
     fabric = Hardware(name="cpu", accelerator="cpu", precision="64-true").fabric()
     assert fabric.device.type == "cpu"
     assert fabric.world_size == 1
+
+
+def test_a_learning_rate_that_becomes_zero_is_refused(plan):
+    """0.1 x 0.5^t is at most 2^-150, half of the least float32, from t = 147 on: round 148."""
+    words = ("training.lr=0.1", "training.lr_decay=0.5")
+    with pytest.raises(UserError) as caught:
+        plan(*words, "federation.rounds=1000")
+    told = str(caught.value)
+    assert "training.lr=0.1 " in told and "training.lr_decay=0.5" in told and "float32" in told
+    assert "from round 148 of federation.rounds=1000" in told and "federation.rounds=147 at most" in told
+    assert np.float32(0.1 * 0.5**147) == 0 < np.float32(0.1 * 0.5**146)
+    plan(*words, "federation.rounds=147")
+    plan(*words, "federation.rounds=1000", "hardware.precision=64-true")
+    with pytest.raises(UserError, match="float64 from round"):
+        plan(*words, "federation.rounds=2000", "hardware.precision=64-true")
+    with pytest.raises(UserError, match="from round 1 .*: raise training.lr\\."):
+        plan("training.lr=1e-50")

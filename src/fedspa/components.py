@@ -81,7 +81,10 @@ def check_kind(where: str, found: type) -> None:
     if not issubclass(found, kind):
         raise UserError(f"{what} is not a class for this place: it must be a {name} of {module}.")
     if isabstract(found):
-        raise UserError(f"{what} is what such classes have in common: it must be one of them.")
+        if found.__module__.startswith("fedspa."):
+            raise UserError(f"{what} is what such classes have in common: it must be one of them.")
+        missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
+        raise UserError(f"{what} lacks {missing}, which a {name} must have.")
 
 
 def build(where: str, schema: type, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -6,6 +6,8 @@ exception: `fedspa.models.building` makes it, when the run has begun.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,12 +189,16 @@ def _described(plan: Plan) -> Plan:
 
 def _check_together(plan: Plan) -> None:
     """What no component can see alone."""
+    from fedspa.methods.checking import check_declaration
+
+    check_declaration(plan.method)
     method, mask = plan.names["method"], plan.names["mask"]
     if plan.method.uses_mask and plan.mask is None:
         raise UserError(f"method={method} needs masks, but mask={mask}: use mask=dst or another searcher.")
     if plan.mask is not None and not plan.method.uses_mask:
         raise UserError(f"method={method} trains dense, so mask={mask} has no meaning: use mask=none.")
     plan.method.check_training(plan.settings.training)
+    _check_learning_rates(plan)
     if plan.settings.theory.every and plan.mask is None:
         raise UserError(
             f"theory.every={plan.settings.theory.every} needs a mask searcher, which method={method} does not use: "
@@ -215,6 +221,28 @@ def _check_together(plan: Plan) -> None:
             raise UserError(f"dataset.path={path} cannot be read ({brief(error)}).") from error
         if not exists:
             raise UserError(f"dataset.path={path} does not exist: it must be the data set's folder or file.")
+
+
+def _check_learning_rates(plan: Plan) -> None:
+    """Raise `UserError` where the learning rate becomes 0, after which nothing is trained."""
+    training, rounds = plan.settings.training, plan.settings.federation.rounds
+    double = plan.hardware.precision == "64-true"
+    smallest = math.ulp(0.0) if double else 2.0**-149  # the least number above 0; half of it is rounded to 0
+
+    def vanishes(round: int) -> bool:
+        return training.lr_at(round) <= smallest / 2
+
+    if not vanishes(rounds - 1):
+        return
+    first = bisect_left(range(rounds), True, key=vanishes)  # a learning rate only ever falls
+    remedy = (
+        f"raise training.lr_decay, or use federation.rounds={first} at most" if first else "raise training.lr"
+    )
+    raise UserError(
+        f"training.lr={training.lr} with training.lr_decay={training.lr_decay} is 0 in "
+        f"{'float64' if double else 'float32'} from round {first + 1} of federation.rounds={rounds} on, and nothing "
+        f"would be trained: {remedy}."
+    )
 
 
 def _check_model(model: dict[str, Any]) -> None:

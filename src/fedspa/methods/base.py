@@ -131,7 +131,7 @@ class Visit:
     update: torch.Tensor | None
     """U_k [total] = start - end: the server subtracts its mean. None: nothing is sent."""
     holds: torch.Tensor | None = None
-    """The coordinates [total] that the update speaks of, zeros and ones; None: all."""
+    """The coordinates [total] that the update speaks of, zeros and ones in the dtype of the weights; None: all."""
     state: ClientState = field(default_factory=ClientState)
     """What is remembered until the client's next visit."""
     local: torch.Tensor | None
@@ -180,7 +180,8 @@ class Method(ABC):
 
     @abstractmethod
     def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
-        """Visit one client: a function of the task alone.
+        """Visit one client: a function of the task alone. All vectors that it asks for and leaves are like the global
+        weights in shape, dtype and device; any other ends the run with a sentence that names the method.
 
         Whatever needs the network is asked for: `trained = yield task.train(start, epochs)`. Between requests the
         visits of other clients go on, so that nothing may be kept outside the task.
@@ -199,4 +200,4 @@ class Method(ABC):
         self, weights: torch.Tensor, state: ClientState, searcher: MaskSearcher | None
     ) -> torch.Tensor:
         """The personal model [total] of a client: a function of the global weights and its state."""
-        raise TypeError(f"{self.name} has no personal model")
+        raise NotImplementedError(f"{self.name} has no personal model")

@@ -12,6 +12,7 @@ import torch
 from fedspa.client_state import MASK
 from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import ClientTask, Method, Visit
+from fedspa.methods.checking import checked_visit
 from fedspa.records import Costs
 from fedspa.rounds.requests import Request
 from fedspa.rounds.wire import Envelope, Message, WireError, decode, encode
@@ -50,7 +51,7 @@ class Link:
         """
         down, known = self._down(task)
         model, down_bytes = self._send(down, known)
-        visit = yield from method.visit(replace(task, weights=model.vector.to(task.weights)))
+        visit = yield from checked_visit(method, replace(task, weights=model.vector.to(task.weights)))
         if visit.update is None:
             return visit  # it trains on its own weights: neither message was needed
 

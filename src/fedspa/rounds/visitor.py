@@ -15,6 +15,7 @@ from fedspa.costing.costs import NetworkCosts
 from fedspa.engines.base import Engine
 from fedspa.masks.base import MaskSearcher
 from fedspa.methods.base import ClientTask, Method, Origin, Visit, VisitSize
+from fedspa.methods.checking import check_state, checked_personal, checked_visit
 from fedspa.randomness import generator, numpy_generator
 from fedspa.records import Costs
 from fedspa.rounds.client_states import Held, at_hand
@@ -120,7 +121,8 @@ class Visitor:
 
     def first_state(self, client: int, origin: Origin) -> ClientState:
         """The state of a client that was never visited; made of the same objects for all where it is the same."""
-        first, own = self.method.first_state(client, origin), self.own_layers.first
+        first = check_state(self.method, self.method.first_state(client, origin))
+        own = self.own_layers.first
         return first | own if own else first
 
     def perform(self, jobs: Sequence[Job], weights: torch.Tensor) -> list[Any]:
@@ -141,7 +143,11 @@ class Visitor:
     def _prediction(self, job: PredictionBatch, weights: torch.Tensor) -> Predict:
         """What the job asks for, of its model, which is made of the global weights [total]."""
         state, personal = at_hand(job.model.state), job.model.kind == "personal"
-        model = self.method.personal(weights, state, self.searcher) if personal else weights
+        model = weights
+        if personal:
+            model = checked_personal(
+                self.method, self.method.personal(weights, state, self.searcher), weights
+            )
         return self.evaluators[job.evaluator].request(
             self.own_layers.complete(model, state, personal), job.rows
         )
@@ -206,7 +212,8 @@ class Visitor:
     def _taken(self, task: ClientTask, visit: Visit) -> Outcome | Lost:
         """What the server makes of a visit: it takes only finite values, and updates within the norm bound."""
         update, bound = visit.update, self.faults.norm_bound
-        if not _finite(visit.local, update, *visit.state.values()):
+        loss = visit.loss if visit.samples else None
+        if not _finite(visit.local, update, loss, *visit.state.values()):
             detail = f"The training of {_who(task)} diverged: its update is not finite."
             return _lost(task, Fault.DIVERGED, detail, visit.costs)
         if update is not None and bound is not None:
@@ -224,7 +231,7 @@ class Visitor:
     def _exchange(self, task: ClientTask, fault: Fault | None) -> Dialogue[Visit]:
         """The method's visit, over the link where there is one."""
         if self.link is None:
-            return self.method.visit(task)
+            return checked_visit(self.method, task)
         if fault is not Fault.CORRUPT:
             return self.link.visit(self.method, task)
         source = numpy_generator(self.seed, "faults/flips", task.round, task.client)
