@@ -81,7 +81,7 @@ def test_less_than_half_of_the_test_images_asked_for_is_refused_unless_allowed()
     ) as told:
         client_rows(data, refused, Iid(name="iid"), 3, 0)
     assert "(too few for 3 of 3 clients): class c is" in str(told.value)
-    assert "in the test split there are 1;" in str(told.value)
+    assert "and the test split has 1 of it;" in str(told.value)
     # Both ways out of the sentence work.
     allowed, wanted = (
         re.findall(r"least_test_share=([\d.]+)[ ,.]", str(told.value))[1],
@@ -118,10 +118,10 @@ def test_a_class_without_test_images_is_named_with_a_way_out_that_works(rounding
     data = ImageData(labelled([0, 1]), labelled([0] * 9), ("cat", "dog"))
     nothing = source(client_test_images=3, client_test_rounding=rounding, test_size=9, least_test_share=0)
     with pytest.raises(
-        UserError, match="client 1 gets no test image, where .*: class dog is 100.00% of"
+        UserError, match="client 1 gets no test image, where .*: class dog is 100.0% of"
     ) as told:
         client_rows(data, nothing, Given(1, 1), 2, seed=0)
-    assert "there is none; use test images of class dog, or none to train on." in str(told.value)
+    assert "has none of it; use test images of class dog (or no training images of it)." in str(told.value)
     assert "test_rows" not in str(told.value)
     limited = source(client_test_images=3, client_test_rounding=rounding, test_size=99, test_rows=9)
     with pytest.raises(UserError, match="use more than dataset.test_rows=9"):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedspa.config import Plan, check
+from fedspa.data.clients import client_rows
 from fedspa.data.source import ImageSet
 from fedspa.data.tabular import TableImages, held_out
 from fedspa.errors import UserError
@@ -429,3 +430,20 @@ def test_labels_of_metadata_need_no_folders_of_classes(plan: Planner, tmp_path: 
     (tmp_path / "metadata.csv").write_text("\n".join(["file_name,finding", *lines]))
     found = source(plan, tmp_path, "dataset.label=finding")
     assert class_counts(found) == {"x": 3, "y": 3, "z": 3}
+
+
+def test_a_class_missing_from_the_test_split_is_named_with_settings_that_work(
+    plan: Planner, tmp_path: Path
+) -> None:
+    save(*(tmp_path / "train" / name / f"{i}.png" for name in "abc" for i in range(20)))
+    save(*(tmp_path / "test" / name / f"{i}.png" for name in "ab" for i in range(20)))
+    settings = ("dataset=folder", f"dataset.path={tmp_path}", "partition=iid", "federation.clients=3")
+    made = plan(*settings, "federation.clients_per_round=3")
+    with pytest.raises(UserError, match=r"class c is .* and the test split has none of it") as told:
+        client_rows(made.dataset.load(), made.dataset, made.partition, 3, 0)
+    assert "test_rows" not in str(told.value)
+    way = str(told.value).partition("; use ")[2].split()[:2]
+    assert way == ["dataset.test_split=none", "dataset.client_test_images=4"]
+    made = plan(*settings, "federation.clients_per_round=3", *way)
+    rows = client_rows(made.dataset.load(), made.dataset, made.partition, 3, 0)
+    assert [len(own) for own in rows.test] == [4, 4, 4]

@@ -87,22 +87,33 @@ def _refusal(
     scarce = int(np.where(own > 0, available / np.maximum(own, 1), np.inf).argmin())
     name = class_names[scarce] if class_names else str(scarce)
     ways = []
-    if size := _possible(counts, available, source, got):
-        ways.append(f"dataset.client_test_images={size}")
-        ways.append(f"dataset.least_test_share={100 * got // asked / 100:g}")
     if source.effective_test_size < source.test_size:
         ways.append(f"more than dataset.test_rows={source.test_rows}")
     elif not available[scarce]:
-        if getattr(source, "test_split", "none") != "none":
-            ways.append("dataset.test_split=none, which holds out a share of every class's training images")
-        ways.append(f"test images of class {name}, or none to train on")
-    there = f"there are {available[scarce]}" if available[scarce] else "there is none"
+        ways += _other_split(counts.sum(axis=0), source)
+        ways.append(f"test images of class {name} (or no training images of it)")
+    if size := _possible(counts, available, source, got):
+        ways.append(f"dataset.client_test_images={size}")
+        ways.append(f"dataset.least_test_share={100 * got // asked / 100:g}")
     return (
         f"client {client} gets {got or 'no'} test image{'' if got in (0, 1) else 's'}, where "
-        f"dataset.client_test_images={asked} and dataset.least_test_share={share:g} are set (too few for {few} of "
-        f"{len(counts)} clients): class {name} is {own[scarce] / own.sum():.2%} of its training images, but in the "
-        f"test split {there}; use {', or '.join(ways)}."
+        f"dataset.client_test_images={asked} and dataset.least_test_share={share:g} ask for more (too few for {few} of "
+        f"{len(counts)} clients): class {name} is {own[scarce] / own.sum():.1%} of its training images, and the "
+        f"test split has {available[scarce] or 'none'} of it; use {', or '.join(ways)}."
     )
+
+
+def _other_split(counts: np.ndarray, source: ImageSource) -> list[str]:
+    """The settings that hold out test images of every class instead, where there is such a choice.
+
+    counts: int64 [classes], training images. A client can have as many as are held out of the smallest class, whatever
+    its label shares are.
+    """
+    if getattr(source, "test_split", "none") == "none":
+        return []
+    smallest = max(round(source.test_fraction * int(counts[counts > 0].min())), 1)  # type: ignore[attr-defined]
+    size = min(source.client_test_images, smallest)
+    return [f"dataset.test_split=none dataset.client_test_images={size} (held out of the training images)"]
 
 
 def _possible(counts: np.ndarray, available: np.ndarray, source: ImageSource, smallest: int) -> int:
