@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspa.data.clients import client_rows, largest_fitting, largest_remainder
+from fedspa.data.client_tests import largest_fitting, largest_remainder
+from fedspa.data.clients import client_rows
 from fedspa.data.digits import Digits
 from fedspa.data.source import ImageData, ImageSet
 from fedspa.errors import UserError
 from fedspa.partition.base import Partition
 from fedspa.partition.dirichlet import Dirichlet
 from fedspa.partition.iid import Iid
+from fedspa.records import ClientTests
 
 
 class Given(Partition):
@@ -59,14 +63,96 @@ def test_ceil_rounds_every_class_up_and_stops_at_what_there_is() -> None:
 def test_a_scarce_class_shrinks_the_test_set_and_keeps_the_shares() -> None:
     # Even shares, 4 test images of class 1: of 9 images it is asked for 4 (the tie goes to the lower class).
     data = ImageData(labelled([0, 1]), labelled([0] * 50 + [1] * 4))
-    rows = client_rows(data, source(client_test_images=20), Given(2), 1, seed=0)
+    rows = client_rows(data, source(client_test_images=18), Given(2), 1, seed=0)
     assert np.bincount(data.test.labels[rows.test[0]]).tolist() == [5, 4]
 
 
-def test_a_client_without_any_test_image_is_refused() -> None:
-    data = ImageData(labelled([0, 1]), labelled([0] * 9))
-    with pytest.raises(UserError, match="client 1 gets no test image: the test set has 0 of class 1"):
-        client_rows(data, source(), Given(1, 1), 2, seed=0)
+def many(**counts: int) -> ImageSet:
+    return labelled(
+        [label for label, count in zip((0, 1, 2), counts.values(), strict=True) for _ in range(count)]
+    )
+
+
+def test_less_than_half_of_the_test_images_asked_for_is_refused_unless_allowed() -> None:
+    data = ImageData(many(a=100, b=100, c=100), many(a=100, b=100, c=1), ("a", "b", "c"))
+    refused = source(client_test_images=100)
+    with pytest.raises(
+        UserError, match=r"client \d gets \d test images, where dataset.client_test_images=100"
+    ) as told:
+        client_rows(data, refused, Iid(name="iid"), 3, 0)
+    assert "(too few for 3 of 3 clients): class c is" in str(told.value)
+    assert "and the test split has 1 of it;" in str(told.value)
+    # Both ways out of the sentence work.
+    allowed, wanted = (
+        re.findall(r"least_test_share=([\d.]+)[ ,.]", str(told.value))[1],
+        re.findall(r"client_test_images=(\d+)", str(told.value))[1],
+    )
+    rows = client_rows(
+        data, source(client_test_images=100, least_test_share=float(allowed)), Iid(name="iid"), 3, 0
+    )
+    sizes = [len(own) for own in rows.test]
+    assert min(sizes) == int(wanted) and max(sizes) < 10
+    fewer = client_rows(data, source(client_test_images=int(wanted)), Iid(name="iid"), 3, 0)
+    assert [len(own) for own in fewer.test] == [int(wanted)] * 3
+
+
+def test_half_of_the_test_images_asked_for_is_enough() -> None:
+    data = ImageData(labelled([0, 1]), labelled([0] * 50 + [1] * 5))
+    rows = client_rows(data, source(client_test_images=22), Given(2), 1, seed=0)
+    assert (len(rows.test[0]), rows.asked) == (11, 22)
+    with pytest.raises(UserError, match="client 0 gets 11 test images, where dataset.client_test_images=23"):
+        client_rows(data, source(client_test_images=23), Given(2), 1, seed=0)
+
+
+def test_the_share_that_a_refusal_allows_is_exact() -> None:
+    data = ImageData(labelled([0, 1]), labelled([0] * 50 + [1] * 3))
+    with pytest.raises(UserError, match="gets 7 test images, .* or dataset.least_test_share=0.07") as told:
+        client_rows(data, source(client_test_images=100), Given(2), 1, seed=0)
+    assert "test_rows" not in str(told.value)
+    rows = client_rows(data, source(client_test_images=100, least_test_share=0.07), Given(2), 1, seed=0)
+    assert len(rows.test[0]) == 7  # 0.07 x 100 is 7.000000000000001 in floats
+
+
+@pytest.mark.parametrize("rounding", ["exact", "ceil"])
+def test_a_class_without_test_images_is_named_with_a_way_out_that_works(rounding: str) -> None:
+    data = ImageData(labelled([0, 1]), labelled([0] * 9), ("cat", "dog"))
+    nothing = source(client_test_images=3, client_test_rounding=rounding, test_size=9, least_test_share=0)
+    with pytest.raises(
+        UserError, match="client 1 gets no test image, where .*: class dog is 100.0% of"
+    ) as told:
+        client_rows(data, nothing, Given(1, 1), 2, seed=0)
+    assert "has none of it; use test images of class dog (or no training images of it)." in str(told.value)
+    assert "test_rows" not in str(told.value)
+    limited = source(client_test_images=3, client_test_rounding=rounding, test_size=99, test_rows=9)
+    with pytest.raises(UserError, match="use more than dataset.test_rows=9"):
+        client_rows(data, limited, Given(1, 1), 2, seed=0)
+
+
+@pytest.mark.parametrize("rounding", ["exact", "ceil"])
+def test_far_too_many_test_images_are_told_at_once(rounding: str) -> None:
+    data = ImageData(many(a=5000, b=3000, c=1), many(a=1000, b=1000, c=1000), ("a", "b", "c"))
+    asked = source(client_test_images=10**15, client_test_rounding=rounding)
+    with pytest.raises(UserError, match=f"dataset.client_test_images={10**15}"):
+        client_rows(data, asked, Given(8001), 1, 0)
+    rows = client_rows(
+        data,
+        source(client_test_images=10**15, client_test_rounding=rounding, least_test_share=0),
+        Given(8001),
+        1,
+        0,
+    )
+    # All of class a are 5000/8001 of 1,600: the rest is 599.9 of b and 0.2 of c.
+    counts = np.bincount(data.test.labels[rows.test[0]], minlength=3).tolist()
+    assert counts == ([1000, 600, 0] if rounding == "exact" else [1000, 1000, 1000])
+
+
+def test_fewer_test_images_are_counted() -> None:
+    tests = ClientTests.of(np.array([100, 53, 88, 100]), 100)
+    assert tests == ClientTests(asked=100, smallest=53, median=94.0, fewer=2)
+    assert tests.told(4).startswith(
+        "Test images of a client: 100 asked for, 53 at least, 94 in the median; 2 of 4"
+    )
+    assert ClientTests.of(np.array([5, 2, 9]), None) == ClientTests(None, 2, 5.0, 0)
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=12).filter(any), st.integers(1, 140))
@@ -117,7 +203,9 @@ def test_validation_needs_two_rows_a_client() -> None:
 def test_rows_are_a_function_of_the_seed() -> None:
     data = ImageData(labelled([0, 1, 2] * 100), labelled([0, 1, 2] * 40))
     first, again, other = (
-        client_rows(data, source(val_fraction=0.1), Dirichlet(name="dirichlet"), 5, seed)
+        client_rows(
+            data, source(val_fraction=0.1, client_test_images=40), Dirichlet(name="dirichlet"), 5, seed
+        )
         for seed in (0, 0, 1)
     )
     for name in ("train", "val", "test"):

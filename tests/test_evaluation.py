@@ -64,6 +64,24 @@ def test_clients_without_a_score_do_not_count():
     assert one == Spread(mean=75, std=0, p10=75, worst_decile=75, min=75, max=75, clients=1)
 
 
+def test_a_spread_over_images_by_hand():
+    # Clients with 1, 3 and 6 test images and 100, 50 and 0 percent: 100, 50, 50, 50, 0, 0, 0, 0, 0, 0.
+    # Their mean is 25, their variance (75^2 + 3 x 25^2 + 6 x 25^2) / 10 = 1125; the worst tenth is one image.
+    spread = scores_of(100, 50, 0).spread(np.array([1, 3, 6]))
+    assert spread == Spread(
+        mean=25, std=pytest.approx(math.sqrt(1125)), p10=0, worst_decile=0, min=0, max=100, clients=3
+    )
+    # One client without a score, the others with 2 and 18 images: the worst two images are those of the first.
+    spread = scores_of(10, math.nan, 60).spread(np.array([2, 5, 18]))
+    assert (spread.mean, spread.worst_decile, spread.clients) == (55, 10, 2)
+    assert spread.p10 == pytest.approx(
+        10 + 0.9 * 50
+    )  # 0.1 x 19 = 1.9: between the second image and the third
+    assert scores_of(30, 100, 10).spread(np.array([7, 7, 7])).mean == pytest.approx(
+        scores_of(30, 100, 10).spread().mean
+    )
+
+
 @given(st.lists(st.dictionaries(st.integers(0, 9), st.floats(0, 100), max_size=5), max_size=5))
 def test_the_latest_score_of_a_client_counts(rounds):
     kept, expected = ClientScores(), {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedspa.config import Plan, check
+from fedspa.data.clients import client_rows
 from fedspa.data.source import ImageSet
 from fedspa.data.tabular import TableImages, held_out
 from fedspa.errors import UserError
@@ -189,10 +191,10 @@ def test_mistakes_are_told_in_a_sentence(
 
 def test_folders_without_images_are_told_apart(plan: Planner, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="has no folder of images for each class in"):
+    with pytest.raises(UserError, match="empty holds no image: it must hold a folder"):
         source(plan, tmp_path / "empty")
     (tmp_path / "empty/cat").mkdir()
-    with pytest.raises(UserError, match="is no folder of images"):
+    with pytest.raises(UserError, match="empty holds no image: it must hold a folder"):
         source(plan, tmp_path / "empty")
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="is no folder: it must hold"):
@@ -240,3 +242,208 @@ def test_columns_of_a_metadata_file_can_label_and_group(plan: Planner, pets: Pat
         UserError, match=r"dataset.group_by=writers is no column of .*: did you mean writer\?"
     ):
         source(plan, pets, "dataset.group_by=writers")
+
+
+# ---- layouts
+
+
+def save(*files: Path) -> None:
+    """A small image in each of these files, no two alike."""
+    for number, file in enumerate(files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        kind = "JPEG" if file.suffix.lower() in (".jpg", ".jpeg") else "PNG"
+        file.write_bytes(tables.encoded(tables.pixels(1, seed=number)[0], kind))
+
+
+@pytest.fixture
+def clinic(tmp_path: Path) -> Path:
+    """A folder a class, in it a folder a patient, 3 images in each; p0 has images of both classes."""
+    root = tmp_path / "clinic"
+    save(*(root / folder / f"{i}.png" for folder in ("a/p0", "a/p1", "b/p0", "b/p2/left") for i in range(3)))
+    return root
+
+
+def class_counts(found: TableImages) -> dict[str, int]:
+    """Images of each class in both splits."""
+    data = found.load()
+    labels = np.concatenate([part.labels.numpy() for part in (data.train, data.test)])  # type: ignore[union-attr]
+    return dict(zip(data.class_names, np.bincount(labels).tolist(), strict=True))
+
+
+def test_the_class_is_the_folder_below_the_split_and_not_the_one_of_the_image(
+    plan: Planner, clinic: Path
+) -> None:
+    assert class_counts(source(plan, clinic)) == {"a": 6, "b": 6}
+    divided = clinic.parent / "divided"
+    divided.mkdir()
+    clinic.rename(divided / "train")
+    save(divided / "test/a/p9/0.png", divided / "test/b/p9/0.png")
+    found = source(plan, divided)
+    assert (found.train_size, found.test_size) == (12, 2)
+    assert class_counts(found) == {"a": 7, "b": 7}
+
+
+def test_the_path_below_the_class_is_the_column_folder(plan: Planner, clinic: Path) -> None:
+    by_patient = ("partition=column", "partition.column=folder")
+    found = source(plan, clinic, *by_patient, "dataset.test_fraction=0.34")
+    train, test = sets(found)
+    assert train.groups is not None and test.groups is not None
+    # p0 has images of a and of b: one patient, of whom 2 of 6 images are held out; of the others 1 of 3.
+    held = {name: int((test.groups == name).sum()) for name in set(test.groups)}
+    assert held == {"p0": 2, "p1": 1, "p2/left": 1}
+    assert {name: int((train.groups == name).sum()) for name in set(train.groups)} == {
+        "p0": 4, "p1": 2, "p2/left": 2,
+    }  # fmt: skip
+    save(clinic / "b/9.png")
+    with pytest.raises(UserError, match=r"clinic/b/9.png: the column folder is empty there"):
+        source(plan, clinic, *by_patient)
+    assert class_counts(source(plan, clinic)) == {"a": 6, "b": 7}
+
+
+@pytest.mark.parametrize("stray", ["train/stray.png", "stray.JPG"])
+def test_an_image_outside_any_class_is_refused_by_its_name(plan: Planner, pets: Path, stray: str) -> None:
+    save(pets / stray)
+    with pytest.raises(UserError, match=rf"holds an image that lies in no class, {stray}: put it into"):
+        source(plan, pets)
+
+
+def test_files_that_are_no_images_and_hidden_ones_are_ignored(plan: Planner, pets: Path) -> None:
+    before = source(plan, pets)
+    for junk in (
+        "train/__MACOSX/owl", "__MACOSX/train/owl", ".ipynb_checkpoints", "train/.ipynb_checkpoints",
+        "train/owl/@eaDir",
+    ):  # fmt: skip
+        save(pets / junk / "000.png")
+    save(pets / "train/owl/._000.png", pets / ".cover.png")
+    for name in ("train/.DS_Store", "train/dog/.DS_Store", "README.md", "train/README", "train/owl/all.zip"):
+        (pets / name).write_bytes(b"no image")
+    found = source(plan, pets)
+    assert found == before  # the same fingerprint too
+    assert class_counts(found) == {"a cat": 11, "dog": 11, "owl": 9}
+    assert found.remarks[-1] == "Not used, for they are no images: 3 files, such as README.md"
+
+
+def test_a_folder_beside_the_splits_is_neither_a_split_nor_a_class(plan: Planner, clinic: Path) -> None:
+    root = clinic.parent / "divided"
+    save(
+        *(root / "train" / name / f"{i}.png" for name in ("a", "b") for i in range(4)),
+        root / "docs/figure.png",
+    )
+    found = source(plan, root)
+    assert class_counts(found) == {"a": 4, "b": 4}
+    assert "docs (1 images)" in found.remarks[-1]
+
+
+def test_a_split_that_would_be_taken_for_a_class_is_refused(plan: Planner, tmp_path: Path) -> None:
+    save(*(tmp_path / split / name / "0.png" for split in ("Training", "Testing") for name in ("a", "b")))
+    with pytest.raises(UserError, match="holds the folder Testing, which looks like a split"):
+        source(plan, tmp_path)
+    found = source(plan, tmp_path, "dataset.train_split=Training", "dataset.test_split=Testing")
+    assert class_counts(found) == {"a": 2, "b": 2}
+
+
+def test_one_class_is_no_data_to_classify(plan: Planner, tmp_path: Path) -> None:
+    save(tmp_path / "pictures/only/0.png", tmp_path / "pictures/only/1.png")
+    with pytest.raises(UserError, match="pictures has one class only, only: it must hold a folder"):
+        source(plan, tmp_path / "pictures")
+
+
+def test_a_class_of_the_test_split_alone_is_refused(plan: Planner, pets: Path) -> None:
+    save(pets / "test/bat/0.png")
+    with pytest.raises(UserError, match=r"test/bat/0.png: its label is bat, which no training image has"):
+        source(plan, pets)
+
+
+def test_the_partition_is_blamed_for_its_column(plan: Planner, pets: Path) -> None:
+    with pytest.raises(UserError, match=r"^partition.column=nope is no column of .*split train") as told:
+        source(plan, pets, "partition=column", "partition.column=nope")
+    assert "group_by" not in str(told.value)
+    (pets / "train/metadata.csv").write_text("file_name,writer\nowl/000.png,w\n")
+    moved = (pets / "test").rename(pets / "elsewhere")
+    save(pets / "train/owl/000.png")
+    with pytest.raises(UserError, match=r"the column writer is empty there"):  # of all images but one
+        source(plan, pets, "partition=column", "partition.column=writer")
+    moved.rename(pets / "test")
+
+
+def test_names_of_all_kinds_of_letters(plan: Planner, tmp_path: Path) -> None:
+    root = tmp_path / "a[b]*?"
+    save(
+        *(root / name / f"{i}.PnG" for name in ("\u00e4 *", "b\nc", "[x]") for i in range(3)),
+        root / "[x]/3.JPG",
+    )
+    assert class_counts(source(plan, root)) == {"[x]": 4, "b\nc": 3, "\u00e4 *": 3}
+    (root / "b\nc/1.PnG").write_bytes(b"broken")
+    with pytest.raises(UserError, match=r"b\\nc/1.PnG: cannot identify") as told:
+        source(plan, root).load()
+    assert "\n" not in str(told.value)
+
+
+def test_a_name_that_is_not_utf8_is_told(plan: Planner, pets: Path) -> None:
+    (pets / os.fsdecode(b"notes M\xfcller.txt")).write_text("not an image")
+    source(plan, pets)
+    image = pets / "train" / "owl" / os.fsdecode(b"M\xfcller.png")
+    save(image)
+    with pytest.raises(UserError, match=r"name is not UTF-8, train/owl/M\\xfcller.png: rename it"):
+        source(plan, pets)
+    image.unlink()
+    save(pets / "train" / os.fsdecode(b"Gr\xfcn") / "0.png")
+    with pytest.raises(UserError, match=r"name is not UTF-8, train/Gr\\xfcn/0.png: rename it"):
+        source(plan, pets)
+
+
+def test_links_are_followed_but_not_in_circles(plan: Planner, pets: Path) -> None:
+    (pets / "train/dog/again").symlink_to(pets)
+    outside = pets.parent / "outside"
+    save(outside / "0.png", outside / "1.png")
+    (pets / "train/owl/more").symlink_to(outside)
+    (outside / "back").symlink_to(pets / "train/owl")
+    assert class_counts(source(plan, pets)) == {"a cat": 11, "dog": 11, "owl": 11}
+    (pets / "train/dog/gone.png").symlink_to(pets / "nowhere.png")
+    with pytest.raises(UserError, match=r"train/dog/gone.png cannot be read \(No such file"):
+        source(plan, pets)
+
+
+@pytest.mark.parametrize(
+    "lines, sentence",
+    [
+        ("name,writer\nowl/000.png,w", "metadata.csv has no column file_name"),
+        (
+            "file_name,writer\nowl/nope.png,w",
+            "metadata.csv names train/owl/nope.png, but there is no such image",
+        ),
+        ("file_name,writer\nowl/000.png,v\nowl/000.png,w", "more than one line for train/owl/000.png"),
+        ("", "metadata.csv cannot be read as a table"),
+    ],
+)
+def test_metadata_that_does_not_fit_the_images_is_told(
+    plan: Planner, pets: Path, lines: str, sentence: str
+) -> None:
+    (pets / "train/metadata.csv").write_text(lines)
+    with pytest.raises(UserError, match=sentence):
+        source(plan, pets)
+
+
+def test_labels_of_metadata_need_no_folders_of_classes(plan: Planner, tmp_path: Path) -> None:
+    save(*(tmp_path / f"p{i % 2}/{i}.png" for i in range(8)), tmp_path / "8.png")
+    lines = [f"p{i % 2}/{i}.png,{'xyz'[i % 3]}" for i in range(8)] + ["8.png,z"]
+    (tmp_path / "metadata.csv").write_text("\n".join(["file_name,finding", *lines]))
+    found = source(plan, tmp_path, "dataset.label=finding")
+    assert class_counts(found) == {"x": 3, "y": 3, "z": 3}
+
+
+def test_a_class_missing_from_the_test_split_is_named_with_settings_that_work(
+    plan: Planner, tmp_path: Path
+) -> None:
+    save(*(tmp_path / "train" / name / f"{i}.png" for name in "abc" for i in range(20)))
+    save(*(tmp_path / "test" / name / f"{i}.png" for name in "ab" for i in range(20)))
+    settings = ("dataset=folder", f"dataset.path={tmp_path}", "partition=iid", "federation.clients=3")
+    made = plan(*settings, "federation.clients_per_round=3")
+    with pytest.raises(UserError, match=r"class c is .* and the test split has none of it") as told:
+        client_rows(made.dataset.load(), made.dataset, made.partition, 3, 0)
+    assert "test_rows" not in str(told.value)
+    way = str(told.value).partition("; use ")[2].split()[:2]
+    assert way == ["dataset.test_split=none", "dataset.client_test_images=4"]
+    made = plan(*settings, "federation.clients_per_round=3", *way)
+    rows = client_rows(made.dataset.load(), made.dataset, made.partition, 3, 0)
+    assert [len(own) for own in rows.test] == [4, 4, 4]

@@ -303,7 +303,7 @@ def test_labels_that_are_hidden_or_missing_are_told(hub: Hub, plan: Planner) -> 
     assert load(plan, PETS, "dataset.test_split=none")[0].test_size == 6
     hub.publish("org/pets", {TRAIN: tables.parquet(images, label=[0, 1, None, 2])})
     forget()
-    with pytest.raises(UserError, match=r"split train, row 2 \(from 0\): dataset.label=label is empty there"):
+    with pytest.raises(UserError, match=r"split train, row 2 \(from 0\): the column label is empty there"):
         load(plan)
 
 
@@ -382,6 +382,6 @@ def test_clients_by_a_column_have_the_test_images_of_their_value(hub: Hub, plan:
         (5, 1)
     ] * 5
     with pytest.raises(
-        UserError, match=r"dataset.group_by=writers is no column of .*: did you mean writer\?"
+        UserError, match=r"partition.column=writers is no column of .*: did you mean writer\?"
     ):
         plan("dataset=hub", PETS, "partition=column", "partition.column=writers")

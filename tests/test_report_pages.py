@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import html
+import json
 import re
 import subprocess
 import sys
@@ -83,6 +84,27 @@ def test_what_fine_tuning_cost_is_said_where_runs_were_fine_tuned(small: Study, 
     make_run(tmp_path / "old" / "a", curves, method="fedavg", mask="none")
     [table] = tables.main_tables(study_of(tmp_path / "old"))
     assert "mask search included, fine-tuning not. " in table.caption
+
+
+def test_test_sets_that_are_too_small_are_told(small: Study, tmp_path: Path) -> None:
+    assert len(make_report(small).facts) == 2
+    for name, smallest, fewer in (("d0", 7, 3), ("d1", 5, 1), ("f0", 9, 0)):
+        path = tmp_path / name / "summary.json"
+        tests = {"asked": 9, "smallest": smallest, "median": 8.5, "fewer": fewer}
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"client_tests": tests}))
+    fact = make_report(study_of(tmp_path)).facts[2]
+    assert (
+        "in 2 of 3 runs clients were tested on fewer images than the 9 asked for, up to 3 clients a run"
+        in fact
+    )
+    assert "the smallest test set has 5, the median one 8.5" in fact
+
+
+def test_captions_say_what_means_are_over(tmp_path: Path) -> None:
+    weighted = {"eval": {"targets": [70.0], "weighting": "images"}}
+    make_run(tmp_path / "w", {"global": [40, 60]}, **weighted)
+    [table] = tables.main_tables(study_of(tmp_path))
+    assert "mean over the clients\u2019 test images" in table.caption
 
 
 def test_the_best_is_bold_and_equal_looks_are_equal(small: Study) -> None:

@@ -33,6 +33,9 @@ Worker processes add up: their train, search and evaluate together can be more t
 ACCURACY = "accuracy"
 """The metric that summaries and tables are about; every run has it."""
 
+MEAN_OVER = {"clients": "clients", "images": "the clients\u2019 test images"}
+"""What a mean over clients is over, by `eval.weighting`."""
+
 VALIDATION = "val_"
 """How the names of scores on validation rows begin: the only ones that may select anything."""
 
@@ -135,6 +138,33 @@ class RoundRecord:
 
 
 @dataclass(frozen=True)
+class ClientTests:
+    """How many images the clients of a run are tested on."""
+
+    asked: int | None
+    """Of each client; None where the partition gives clients test images of their own."""
+    smallest: int
+    median: float
+    fewer: int
+    """So many clients have fewer than what was asked for."""
+
+    @classmethod
+    def of(cls, sizes: np.ndarray, asked: int | None) -> ClientTests:
+        """sizes: int64 [clients], at least one."""
+        middle = sorted(sizes.tolist())[(len(sizes) - 1) // 2 : len(sizes) // 2 + 1]
+        fewer = 0 if asked is None else int((sizes < asked).sum())
+        return cls(asked, int(sizes.min()), sum(middle) / len(middle), fewer)
+
+    def told(self, clients: int) -> str:
+        """A line on a run of so many clients."""
+        if (self.smallest, self.median) == (self.asked, self.asked):
+            return f"Test images of each client: {self.asked:,}"
+        asked = "" if self.asked is None else f"{self.asked:,} asked for, "
+        fewer = f"; {self.fewer:,} of {clients:,} clients have fewer" if self.fewer else ""
+        return f"Test images of a client: {asked}{self.smallest:,} at least, {self.median:,g} in the median{fewer}"
+
+
+@dataclass(frozen=True)
 class RunInfo:
     """What is known of a run before its first round."""
 
@@ -167,6 +197,8 @@ class RunInfo:
     """Rounds done before this start; more than 0 in a run that goes on from a checkpoint."""
     test_rows: Sequence[np.ndarray] = ()
     """int64 rows of the test set that each client is tested on."""
+    tests: ClientTests | None = None
+    """How many images that are."""
     client_names: tuple[str, ...] = ()
     """What each client stands for in the data, where the partition knows it."""
     class_names: tuple[str, ...] = ()
@@ -183,6 +215,11 @@ class RunInfo:
     @property
     def clients(self) -> int:
         return len(self.partition_rows)
+
+    @property
+    def mean_over(self) -> str:
+        """What a mean over clients is over, in words."""
+        return MEAN_OVER[self.config.get("eval", {}).get("weighting", "clients")]
 
     @property
     def images(self) -> int:

@@ -86,6 +86,9 @@ class EvalSettings:
     batch_size: int = 500
     final_rounds: int = 1
     """The final accuracy is the mean over this many last tested rounds; never the best on test data."""
+    weighting: str = "clients"
+    """What counts alike in a mean over clients, and in its spread: every client (clients), or every image that they are
+    tested on (images), so that a client with more of them counts more."""
     targets: list[float] = field(default_factory=list)
     """Accuracies in percent: the summary says in which round each was first reached."""
 
@@ -95,6 +98,7 @@ class EvalSettings:
             check_range("eval.clients", self.clients, low=1)
         check_range("eval.batch_size", self.batch_size, low=1)
         check_range("eval.final_rounds", self.final_rounds, low=1)
+        check_choice("eval.weighting", self.weighting, ("clients", "images"))
         for target in self.targets:
             check_range("eval.targets", target, low=0, high=100)
 

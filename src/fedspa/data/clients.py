@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedspa.data.client_tests import test_counts
 from fedspa.data.made import MadeImages
 from fedspa.data.source import ImageData, ImageSet, ImageSource
 from fedspa.errors import UserError
@@ -25,6 +26,8 @@ class ClientRows:
     test: Sequence[np.ndarray]
     names: tuple[str, ...] = ()
     """What each client stands for in the data, where the partition knows it."""
+    asked: int | None = None
+    """Test images that each client was to have; None where the partition gives it test images of its own."""
 
     def held(self, images: ImageSet | MadeImages) -> Sequence[np.ndarray]:
         """The training rows of each client, its validation rows included."""
@@ -46,24 +49,21 @@ def client_rows(
         return _made_rows(data, source, partition, seed)
     assigned = partition.assign(data, clients, seed)
     held = assigned.train
+    kept = [_hold_out(rows, source.val_fraction, seed, client) for client, rows in enumerate(held)]
+    train_rows, val_rows = [train for train, _ in kept], [val for _, val in kept]
+    if assigned.test is not None:
+        return ClientRows(train_rows, val_rows, assigned.test, assigned.names)
+
     counts = label_counts(data.train_labels, held, source.classes)
     test_labels = data.test.labels.numpy()
     test_by_class = [np.flatnonzero(test_labels == label) for label in range(source.classes)]
     available = np.array([len(rows) for rows in test_by_class])
-
-    train_rows, val_rows, test_rows = [], [], []
-    for client in range(clients):
-        train, val = _hold_out(held[client], source.val_fraction, seed, client)
-        train_rows.append(train)
-        val_rows.append(val)
-        if assigned.test is not None:
-            test_rows.append(assigned.test[client])
-            continue
-        take = _test_counts(counts[client], available, source, client)
+    test_rows = []
+    for client, take in enumerate(test_counts(counts, available, source, data.class_names)):
         rng = numpy_generator(seed, "client_test", client=client)
         drawn = [rng.choice(test_by_class[c], take[c], replace=False) for c in np.flatnonzero(take)]
         test_rows.append(np.sort(np.concatenate(drawn)))
-    return ClientRows(train_rows, val_rows, test_rows, assigned.names)
+    return ClientRows(train_rows, val_rows, test_rows, assigned.names, source.client_test_images)
 
 
 class OnDemand(Sequence[np.ndarray]):
@@ -107,7 +107,7 @@ def _made_rows(data: ImageData, source: ImageSource, partition: AnyPartition, se
         )
 
     test_rows = OnDemand(test.clients, test.rows, test.each)
-    return ClientRows(kept(0, train.each - val), kept(1, val), test_rows)
+    return ClientRows(kept(0, train.each - val), kept(1, val), test_rows, asked=test.each)
 
 
 def _hold_out(rows: np.ndarray, fraction: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
@@ -127,39 +127,3 @@ def _hold_out(rows: np.ndarray, fraction: float, seed: int, client: int) -> tupl
 def held_out(rows: int, fraction: float) -> int:
     """How many of a client's rows are held out for validation: some and not all, where the fraction is not 0."""
     return min(max(round(fraction * rows), 1), rows - 1) if fraction else 0
-
-
-def _test_counts(counts: np.ndarray, available: np.ndarray, source: ImageSource, client: int) -> np.ndarray:
-    """Test images of each class int [classes] for a client that trains on `counts`."""
-    if source.client_test_rounding == "ceil":
-        shares = -(-counts * source.client_test_images // counts.sum())
-        take = np.minimum(shares, available)
-    else:
-        take = largest_fitting(counts, source.client_test_images, available)
-    if not take.any():
-        raise UserError(
-            f"client {client} gets no test image: the test set has {available[counts.argmax()]} of class "
-            f"{counts.argmax()}, its most frequent one; raise dataset.test_rows."
-        )
-    return take
-
-
-def largest_fitting(counts: np.ndarray, total: int, available: np.ndarray) -> np.ndarray:
-    """`largest_remainder` of the most images up to `total` that asks no class for more than is available."""
-    # Every size is tried: more images in all can mean fewer of one class (the Alabama paradox).
-    for size in range(total, 0, -1):
-        take = largest_remainder(counts, size)
-        if (take <= available).all():
-            return take
-    return np.zeros_like(counts)
-
-
-def largest_remainder(counts: np.ndarray, total: int) -> np.ndarray:
-    """Share `total` out in proportion to `counts` int [classes], in whole numbers that add up to it.
-
-    Each gets the whole part of its quota, the largest remainders one more; a tie goes to the lower class.
-    """
-    shares, remainders = np.divmod(counts * total, counts.sum())
-    rest = total - shares.sum()
-    shares[np.argsort(-remainders, kind="stable")[:rest]] += 1
-    return shares

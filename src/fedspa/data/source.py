@@ -110,6 +110,9 @@ class ImageSource(ABC):
     """Test images of a client, drawn with its own label shares."""
     client_test_rounding: str = "exact"
     """exact: that many, by largest remainder. ceil: each class's share rounded up, as related code does."""
+    least_test_share: float = 0.5
+    """Where the test split has too few images of a class for a client's label shares, it gets fewer test images than
+    `client_test_images`: the run is refused where that is less than this share of them."""
 
     def __post_init__(self) -> None:
         self.check_settings()
@@ -119,6 +122,7 @@ class ImageSource(ABC):
         """Raise `UserError` for a setting that is wrong whatever the data is."""
         check_range("dataset.val_fraction", self.val_fraction, low=0, high=1, high_open=True)
         check_range("dataset.client_test_images", self.client_test_images, low=1)
+        check_range("dataset.least_test_share", self.least_test_share, low=0, high=1)
         check_choice("dataset.client_test_rounding", self.client_test_rounding, ("exact", "ceil"))
 
     def check_facts(self) -> None:

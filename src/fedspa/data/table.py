@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedspa.data.image_files import spelled
 from fedspa.data.pictures import BadPicture, Fit, opened
 from fedspa.errors import UserError, brief, nearest
 
@@ -26,8 +27,7 @@ class Columns:
     """Which columns of a table are used."""
 
     image: str
-    label: str | None
-    """None: the label of an image is the folder that its file lies in."""
+    label: str
     group: str | None = None
 
 
@@ -80,9 +80,7 @@ class Table:
 
     def labels(self) -> np.ndarray:
         """The published label of each row, int64 [N] or str [N]. Raises `UserError` where one is missing."""
-        if self.columns.label is None:
-            return np.array([Path(path).parent.name for path in self.paths()], dtype=object)
-        return self._values(self.columns.label, "label")
+        return self._values(self.columns.label)
 
     def groups(self) -> np.ndarray | None:
         """The value of the group column in each row, str [N]; None without one, or where this split has none."""
@@ -90,13 +88,8 @@ class Table:
         if column is None or column not in self.data.column_names:
             return None
         if names := class_names(self.data, column):
-            return np.array([names[value] for value in self._values(column, "group_by")], dtype=object)
-        return np.array([str(value) for value in self._values(column, "group_by")], dtype=object)
-
-    def paths(self) -> list[str]:
-        """The path that each image was published under, "" where there is none."""
-        cells = self.data.select_columns([self.columns.image]).with_format("arrow")[:].column(0)
-        return [cell["path"] or "" for cell in cells.to_pylist()]
+            return np.array([names[value] for value in self._values(column)], dtype=object)
+        return np.array([str(value) for value in self._values(column)], dtype=object)
 
     def place(self, row: int) -> str:
         """Where a row lies, for sentences."""
@@ -106,12 +99,12 @@ class Table:
             .column(0)[0]["path"]
             .as_py()
         )
-        return f"{self.where}, row {row} (from 0)" + (f", {path}" if path else "")
+        return f"{self.where}, row {row} (from 0)" + (f", {spelled(path)}" if path else "")
 
-    def _values(self, column: str, setting: str) -> np.ndarray:
+    def _values(self, column: str) -> np.ndarray:
         values = self.data.select_columns([column]).with_format("arrow")[:].column(0).to_pylist()
         if None in values:
-            raise UserError(f"{self.place(values.index(None))}: dataset.{setting}={column} is empty there.")
+            raise UserError(f"{self.place(values.index(None))}: the column {column} is empty there.")
         if values and isinstance(values[0], str):
             return np.array(values, dtype=object)
         return np.array(values).astype(np.int64)
@@ -135,12 +128,11 @@ def chosen_columns(
     image: str | None,
     label: str | None,
     group: str | None,
-    *,
-    labelled: bool,
+    grouping: str,
 ) -> Columns:
     """The columns that the settings name, or, where they name none, the only ones that can be meant.
 
-    labelled: whether a label column is needed. Raises `UserError` with the nearest valid name.
+    grouping: the setting that names the column `group`. Raises `UserError` with the nearest valid name.
     """
     import datasets as library
 
@@ -153,15 +145,13 @@ def chosen_columns(
     elif image not in images:
         raise _no_such(f"dataset.image={image}", "image column", image, images, where, kinds)
     if label is None:
-        label = _only(labels, "label", "a column of class labels", where, able) if labelled else None
+        label = _only(labels, "label", "a column of class labels", where, able)
     elif label not in able:
         raise _no_such(
             f"dataset.label={label}", "column of whole numbers or names", label, able, where, kinds
         )
     if group is not None and group not in able:
-        raise _no_such(
-            f"dataset.group_by={group}", "column of whole numbers or names", group, able, where, kinds
-        )
+        raise _no_such(f"{grouping}={group}", "column of whole numbers or names", group, able, where, kinds)
     return Columns(image, label, group)
 
 

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -126,6 +126,14 @@ class TableImages(ImageSource):
                 f"dataset.group_by={self.group_by} and partition.column={group_by} differ: leave dataset.group_by out."
             )
         wanted = replace(self, group_by=self.group_by or group_by).pinned()
+        if group_by and not self.group_by:
+            _check_split("train_split", self.train_split, list(wanted._tables), self.origin)
+            wanted._table(self.train_split, "partition.column")
+            if (test := wanted._test_split) != HELD_OUT and group_by not in wanted._tables[test].column_names:
+                raise UserError(
+                    f"partition.column={group_by} is no column of {self.origin}, split {test}: dataset.test_split=none "
+                    "holds out a share of each client's own training images instead."
+                )
         if wanted.is_described:
             return wanted
         key = json.dumps([type(self).__name__, asdict(wanted)], sort_keys=True)
@@ -151,6 +159,8 @@ class TableImages(ImageSource):
         return normalised
 
     def _counts(self) -> dict[str, Any]:
+        if len(self._names) == 1:
+            raise UserError(f"{self.origin} has one class only, {self._names[0]}: {self.few_classes}.")
         return {
             "classes": len(self._names),
             "train_size": len(self._whole["train"].rows),
@@ -206,16 +216,20 @@ class TableImages(ImageSource):
         others = (name for name in TEST_SPLITS if name in self._tables and name != self.train_split)
         return next(others, HELD_OUT)
 
-    def _table(self, split: str) -> Table:
+    def _table(self, split: str, grouping: str = "dataset.group_by") -> Table:
+        """`grouping` is the setting that names the column `group_by`, for error sentences."""
         data, where = self._tables[split], f"{self.origin}, split {split}"
-        columns = chosen_columns(
-            data, where, self.image, self.label, self.group_by, labelled=not self.labels_are_folders(data)
+        return Table(
+            data, where, chosen_columns(data, where, self.image, self.label_column, self.group_by, grouping)
         )
-        return Table(data, where, columns)
 
-    def labels_are_folders(self, data: datasets.Dataset) -> bool:
-        """Whether an image's label is the name of its folder, and no column."""
-        return False
+    few_classes: ClassVar[str] = "two or more are needed; dataset.label names the column of the labels"
+    """What would be right where the data has one class only."""
+
+    @property
+    def label_column(self) -> str | None:
+        """The column of the labels, where it is known by its name."""
+        return self.label
 
     @cached_property
     def _train_table(self) -> Table:

@@ -68,7 +68,8 @@ def accuracy_by_round(study: Study, setting: Setting) -> Picture | None:
     return Picture(
         f"accuracy-{_slug(setting)}",
         f"{setting.label}: accuracy by round",
-        f"Mean accuracy over clients of the {_list(kinds)} models, a panel a kind: compare within a panel{band}.",
+        f"Mean accuracy over {study.mean_over} of the {_list(kinds)} models, a panel a kind: compare within a "
+        f"panel{band}.",
         figure,
     )
 
@@ -112,8 +113,8 @@ def accuracy_by_traffic(study: Study, setting: Setting) -> Picture | None:
     return Picture(
         f"traffic-{_slug(setting)}",
         f"{setting.label}: accuracy against traffic",
-        f"Final mean accuracy over clients of the {_list(kinds)} models, a panel a kind, against all bytes that the "
-        f"run sent, masks included. Numbers are sparsities{bar}.",
+        f"Final mean accuracy over {study.mean_over} of the {_list(kinds)} models, a panel a kind, against all bytes "
+        f"that the run sent, masks included. Numbers are sparsities{bar}.",
         figure,
     )
 

@@ -15,7 +15,7 @@ from fedspa.report.figures import DRAWN, Picture
 from fedspa.report.formats import Table, html_table, latex, markdown
 from fedspa.report.paper import paper_tables
 from fedspa.report.results import write_results
-from fedspa.report.study import Study, varied_settings
+from fedspa.report.study import Setting, Study, varied_settings
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #3a3a3a; max-width: 1120px; margin: 3em auto; padding: 0 1.5em; }
@@ -138,7 +138,23 @@ def _facts(study: Study) -> list[str]:
     return [
         f"{len(study.all_runs)} runs of fedspa {versions} on {places} (seeds {', '.join(map(str, study.seeds))}).",
         f"What differs between the configs: {values or 'nothing'}.",
+        *(fact for setting in study.settings if (fact := _small_tests(study, setting))),
     ]
+
+
+def _small_tests(study: Study, setting: Setting) -> str:
+    """A sentence on clients that were tested on fewer images than the config asks for; "" where there are none."""
+    told = [tests for run in study.runs_of(setting) if (tests := run.summary.get("client_tests"))]
+    small = [tests for tests in told if tests["fewer"]]
+    if not small:
+        return ""
+    asked = " or ".join(f"{asked:,}" for asked in sorted({tests["asked"] for tests in small}))
+    return (
+        f"{setting.label}: in {len(small)} of {len(told)} runs clients were tested on fewer images than the {asked} "
+        f"asked for, up to {max(tests['fewer'] for tests in small):,} clients a run; the smallest test set has "
+        f"{min(tests['smallest'] for tests in small):,}, the median one {min(tests['median'] for tests in small):,g} "
+        "or more."
+    )
 
 
 def _svg(picture: Picture) -> bytes:

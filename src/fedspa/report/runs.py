@@ -15,7 +15,7 @@ import numpy as np
 
 from fedspa.errors import UserError
 from fedspa.paths import SET_ASIDE
-from fedspa.records import KINDS
+from fedspa.records import KINDS, MEAN_OVER
 from fedspa.tracking.mlflow_connection import open_client, store_uri
 from fedspa.tracking.mlflow_store import flat_params
 
@@ -52,6 +52,11 @@ class Run:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of model that it tested at its end, in the order of `KINDS`."""
         return tuple(kind for kind in KINDS if self.summary["accuracy"].get(kind))
+
+    @property
+    def mean_over(self) -> str:
+        """What its means over clients are over, in words."""
+        return MEAN_OVER[self.settings.get("eval.weighting", "clients")]
 
     def curve(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """The rounds in which models of that kind were tested, and their mean accuracy in percent."""

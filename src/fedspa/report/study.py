@@ -143,6 +143,11 @@ class Study:
         return [run for runs in self.cells.values() for run in runs]
 
     @property
+    def mean_over(self) -> str:
+        """What its runs' means over clients are over, in words."""
+        return " or ".join(sorted({run.mean_over for run in self.all_runs}))
+
+    @property
     def seeds(self) -> list[int]:
         return sorted({run.seed for run in self.all_runs})
 

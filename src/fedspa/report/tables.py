@@ -49,9 +49,9 @@ def main_tables(study: Study) -> list[Table]:
                 cells.append(amount_cell(measures.flops(runs), flop) if runs else Cell(MISSING))
             rows.append((row.label, cells))
         caption = (
-            f"Accuracy in % at the end, by kind of model (mean over clients; {seeds_text(study)}), and the costs of a "
-            f"whole run, masks and mask search included{extra}. {MODELS} Best of each column in bold. (18/20): so many "
-            f"of all clients have such a model, as a local one needs a visit. {LEGEND}"
+            f"Accuracy in % at the end, by kind of model (mean over {study.mean_over}; {seeds_text(study)}), and the "
+            f"costs of a whole run, masks and mask search included{extra}. {MODELS} Best of each column in bold. "
+            f"(18/20): so many of all clients have such a model, as a local one needs a visit. {LEGEND}"
         )
         tables.append(Table(f"main-{slug(data)}", f"{data}: accuracy and costs", caption, columns, rows))
     return tables

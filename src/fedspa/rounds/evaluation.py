@@ -11,6 +11,7 @@ import torch
 
 from fedspa.client_state import ClientState
 from fedspa.data.batches import Pixels
+from fedspa.records import Spread
 from fedspa.rounds.client_states import Held
 from fedspa.rounds.requests import Predict
 from fedspa.rounds.scores import ClientScores, Kept
@@ -62,6 +63,10 @@ class Evaluator:
         """`rows[k]` int64: the images of client k; each has at least one."""
         self._pixels, self.metrics = pixels, metrics
         self._rows, self._classes, self._batch_size = rows, classes, batch_size
+
+    def images(self, clients: np.ndarray) -> np.ndarray:
+        """How many images each of these clients is tested on: int64 [n]."""
+        return np.array([len(self._rows[client]) for client in clients], np.int64)
 
     def batches(self, clients: Sequence[int]) -> list[np.ndarray]:
         """The images of clients, each once and in order, cut into batches: int64 [n] each."""
@@ -140,3 +145,11 @@ def score_models(
         for metric, values in evaluators[number].score(by_model).items():
             scores.setdefault(kind, {})[metric] = ClientScores().updated(whose, values)
     return scores
+
+
+def spread(evaluators: Sequence[Evaluator], metric: str, scores: ClientScores, weighting: str) -> Spread:
+    """How scores by a metric are spread over their clients. weighting: as `eval.weighting`, clients or images."""
+    if weighting == "clients":
+        return scores.spread()
+    (evaluator,) = (evaluator for evaluator in evaluators if metric in evaluator.metrics)
+    return scores.spread(evaluator.images(scores.clients))

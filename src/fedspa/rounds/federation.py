@@ -19,7 +19,7 @@ from fedspa.methods.merge import Merge
 from fedspa.records import Costs, RoundRecord, Spread, saved_costs
 from fedspa.rounds.client_states import ClientStates, Held, saved_states
 from fedspa.rounds.clock import Clock
-from fedspa.rounds.evaluation import Model, Scores, score_models
+from fedspa.rounds.evaluation import Model, Scores, score_models, spread
 from fedspa.rounds.events import RoundEvents
 from fedspa.rounds.faults import Fault, FaultModel
 from fedspa.rounds.sampling import sample_clients, sample_tested
@@ -229,7 +229,7 @@ class FederatedLoop:
             costs=costs,
             total_costs=state.costs,
             dense_costs=state.dense_costs,
-            scores=_spreads(state) if tested else {},
+            scores=self._spreads(state) if tested else {},
             extras=searcher.describe(t) if searcher else {},
             seconds=clock.seconds,
             events=tuple(events.events),
@@ -271,6 +271,16 @@ class FederatedLoop:
         run = partial(self._executor.run, weights=state.weights)
         state.scores = merged(state.scores, score_models(self._visitor.evaluators, models, run))
 
+    def spread(self, metric: str, scores: ClientScores) -> Spread:
+        """How scores by this metric are spread over their clients, weighted as `eval.weighting` says."""
+        return spread(self._visitor.evaluators, metric, scores, self._evaluation.weighting)
+
+    def _spreads(self, state: FederationState) -> dict[str, dict[str, Spread]]:
+        return {
+            kind: {metric: self.spread(metric, scores) for metric, scores in by_metric.items()}
+            for kind, by_metric in state.scores.items()
+        }
+
     def _due(self, state: FederationState) -> Iterable[int]:
         """The tested clients whose personal models may be others than when they were tested last."""
         if self._method.personal_is_own and "personal" in state.scores:
@@ -310,13 +320,6 @@ def _by_state(kind: str, states: Iterable[tuple[int, Held]]) -> list[tuple[Model
         identity = tuple((name, id(item)) for name, item in held.items())
         sharers.setdefault(identity, (Model(kind, held), []))[1].append(client)
     return list(sharers.values())
-
-
-def _spreads(state: FederationState) -> dict[str, dict[str, Spread]]:
-    return {
-        kind: {metric: scores.spread() for metric, scores in by_metric.items()}
-        for kind, by_metric in state.scores.items()
-    }
 
 
 def _finite(weights: torch.Tensor, round: int) -> torch.Tensor:

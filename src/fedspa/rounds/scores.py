@@ -35,12 +35,14 @@ class ClientScores:
         values[self.clients] = self.values
         return values
 
-    def spread(self) -> Spread:
-        """Unweighted mean over clients, population standard deviation, 10th percentile, the worst tenth's mean.
+    def spread(self, images: np.ndarray | None = None) -> Spread:
+        """Mean over clients, population standard deviation, 10th percentile, the worst tenth's mean.
 
-        At least one client has a score.
+        At least one client has a score. Every client counts alike; with `images` int64 [n], those that each of the
+        clients was tested on, every image does, as if it had its client's score.
         """
-        known = np.sort(self.values[~np.isnan(self.values)])
+        has = ~np.isnan(self.values)
+        known = np.sort(self.values[has] if images is None else self.values[has].repeat(images[has]))
         worst = known[: math.ceil(len(known) / 10)]
         return Spread(
             mean=float(known.mean()),
@@ -49,7 +51,7 @@ class ClientScores:
             worst_decile=float(worst.mean()),
             min=float(known[0]),
             max=float(known[-1]),
-            clients=len(known),
+            clients=int(has.sum()),
         )
 
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from fedspa import __version__
 from fedspa.config import Plan
+from fedspa.data.clients import row_counts
 from fedspa.data.source import ImageSet
 from fedspa.errors import UserError
 from fedspa.partition.base import label_counts, partition_hash
-from fedspa.records import ACCURACY, VALIDATION, RoundRecord, RunInfo, RunResult
+from fedspa.records import ACCURACY, VALIDATION, ClientTests, RoundRecord, RunInfo, RunResult
 from fedspa.rounds.scores import ClientScores
 from fedspa.running.assembly import Federation, build
 from fedspa.running.joining import joined
@@ -142,7 +143,7 @@ class _Run:
         finetuned, finetune_flops = None, 0
         if epochs and "global" in self._plan.method.kinds:
             scores["finetuned"] = loop.finetune(epochs)[ACCURACY]
-            finetuned = scores["finetuned"].spread()
+            finetuned = loop.spread(ACCURACY, scores["finetuned"])
             finetune_flops = loop.finetune_flops(epochs)
         summary = self._history.summary(
             self._info, finetuned, self._state.seconds, finetune_flops, loop.densities()
@@ -178,6 +179,7 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
         counts = label_counts(images.labels.numpy(), held, plan.dataset.classes)
     elif not many:
         counts = images.label_counts(plan.dataset.classes)
+    tests = ClientTests.of(row_counts(federation.rows.test), federation.rows.asked)
     prefixes = ("", VALIDATION) if plan.dataset.val_fraction else ("",)
     return RunInfo(
         folder=folder,
@@ -198,12 +200,14 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
         engine=federation.visitor.engine.name,
         compile_seconds=federation.visitor.engine.compile_seconds,
         test_rows=federation.rows.test,
+        tests=tests,
         client_names=federation.rows.names,
         class_names=federation.data.class_names,
         data_hash=federation.data.hash,
         data_files=file_marks(plan.resolved["dataset"].get("path")),
         remarks=(
             *plan.dataset.remarks,
+            tests.told(len(held)),
             *(_unused(held, len(images)) if isinstance(images, ImageSet) else ()),
         ),
         many=many,

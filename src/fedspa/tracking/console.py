@@ -70,7 +70,7 @@ class ConsoleView:
             self._say(
                 f"Goes on after round {info.completed}, whose checkpoint it found in {_short(info.folder)}"
             )
-        self._say("Accuracy of each kind of model: mean over clients, in %")
+        self._say(f"Accuracy of each kind of model: mean over {self._info.mean_over}, in %")
         if self._console.is_interactive:
             from rich.live import Live
 

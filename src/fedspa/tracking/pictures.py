@@ -58,7 +58,7 @@ class Pictures:
     def _draw_accuracy(self) -> None:
         if self._curves:
             title = str(self._info.config.get("name", "run"))
-            _save(accuracy_picture(self._curves, title), self._info, "accuracy.png")
+            _save(accuracy_picture(self._curves, title, self._info.mean_over), self._info, "accuracy.png")
 
 
 def _points(curve: Saved) -> list[tuple[int, float, float]]:
@@ -86,10 +86,13 @@ def theory_picture(rows: list[TheoryRow]) -> Figure:
     return figure
 
 
-def accuracy_picture(curves: dict[str, list[tuple[int, float, float]]], title: str) -> Figure:
+def accuracy_picture(
+    curves: dict[str, list[tuple[int, float, float]]], title: str, mean_over: str = "clients"
+) -> Figure:
     """A line a kind of model: mean over clients with a band of one standard deviation, named at its end.
 
-    `curves[kind]` holds (round, mean, std), accuracies in percent. A single point is drawn as a dot.
+    `mean_over` says what the means are over. `curves[kind]` holds (round, mean, std), accuracies in percent.
+    A single point is drawn as a dot.
     """
     figure, axes = new_figure(7.2, 4.2)
     ends: list[tuple[float, str]] = []
@@ -113,7 +116,9 @@ def accuracy_picture(curves: dict[str, list[tuple[int, float, float]]], title: s
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("round")
-    set_title(axes, title, "accuracy in %, mean over clients; band: one standard deviation between clients")
+    set_title(
+        axes, title, f"accuracy in %, mean over {mean_over}; band: one standard deviation between clients"
+    )
     return figure
 
 

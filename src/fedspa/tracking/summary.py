@@ -146,6 +146,7 @@ class History:
             "seed": info.seed,
             "rounds": info.rounds,
             "clients": info.clients,
+            "client_tests": asdict(info.tests) if info.tests else None,
             "accuracy": {kind: asdict(spread) if spread else None for kind, spread in accuracy.items()},
             "rounds_to_accuracy": {
                 kind: {f"{target:g}": round for target, round in reached.items()}
