@@ -57,7 +57,7 @@ def too_little_memory(plan: Plan, error: BaseException) -> str:
     batches = (
         f"training.batch_size={settings.training.batch_size}, eval.batch_size={settings.eval.batch_size}"
     )
-    if any(word in str(error) for word in ("CUDA", "HIP", "MPS", "CUBLAS")):
+    if any(word in str(error) for word in ("CUDA", "HIP", "CUBLAS")):
         return (
             f"The GPU has too little memory ({brief(error)}): lower {batches}, or use a narrower "
             f"hardware.precision={hardware.precision}, such as bf16-mixed."
