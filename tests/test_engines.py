@@ -493,45 +493,77 @@ def test_mistakes_are_told(plan, words, sentence):
 def test_auto_compiles_long_runs_on_a_gpu_and_falls_back_where_it_cannot(monkeypatch, caplog):
     eager = SimpleNamespace(device=torch.device("cuda"), pixels=SimpleNamespace(in_memory=True))
     auto = Auto(name="auto", least_steps=100)
-    monkeypatch.setattr(Compiled, "build", lambda self, eager, workload: "compiled")
-    assert auto.build(eager, Workload(largest=5, steps=100)) == "compiled"
+    compiled = SimpleNamespace(name="compiled")
+    monkeypatch.setattr(Compiled, "build", lambda self, eager, workload: compiled)
+    assert auto.build(eager, Workload(largest=5, steps=100)) is compiled
     assert auto.build(eager, Workload(largest=5, steps=99)) is eager
     made = SimpleNamespace(device=torch.device("cuda"), pixels=SimpleNamespace(in_memory=False))
     assert auto.build(made, Workload(largest=5, steps=100)) is made
 
-    errors = [
-        UserError("engine=compiled cannot compile; use engine=eager."),
-        torch.OutOfMemoryError("CUDA out of memory."),
-        TypeError("a bug"),
-    ]
+    class Failing:
+        def __init__(self, *args):
+            raise errors.pop(0)
 
-    def fail(self, eager, workload):
-        raise errors.pop(0)
-
-    monkeypatch.setattr(Compiled, "build", fail)
-    assert auto.build(eager, Workload(largest=5, steps=100)) is eager
-    assert "auto goes on without compiled: engine=compiled cannot compile" in caplog.text
-    assert auto.build(eager, Workload(largest=5, steps=100)) is eager
-    assert "without compiled, for which memory is too little: CUDA out of memory" in caplog.text
+    invalid = RuntimeError("capture invalidated")
+    invalid.__context__ = torch.OutOfMemoryError("CUDA out of memory.")
+    errors = [RuntimeError("no C compiler"), torch.OutOfMemoryError("CUDA out of memory."), invalid]
+    monkeypatch.undo()
+    monkeypatch.setattr("fedspa.engines.compiled.CompiledEngine", Failing)
+    for reason in ("no C compiler", "too little memory: CUDA", "too little memory: capture"):
+        built = auto.build(eager, Workload(largest=5, steps=100))
+        assert built is eager and built.instead_of["compiled"].startswith(reason)
+        assert f"auto goes on without compiled ({reason}" in caplog.text
+    errors = [TypeError("a bug")]
     with pytest.raises(TypeError, match="a bug"):
         auto.build(eager, Workload(largest=5, steps=100))
+
+
+def test_a_run_tells_which_engine_computed_and_why_no_other(monkeypatch, tmp_path, capsys):
+    def build(self, eager, workload):
+        eager.instead_of = {"compiled": "no C compiler"}
+        return eager
+
+    monkeypatch.setattr(Auto, "build", build)
+    summary, _ = run_of([*SMALL, "engine=auto"], tmp_path)
+    assert (summary["engine"], summary["engine_reason"]) == ("eager", "compiled failed: no C compiler")
+    assert "Engine: eager (compiled failed: no C compiler)" in capsys.readouterr().out
+
+
+def test_every_engine_of_a_process_is_compiled():
+    """torch keeps eight variants of a function; ten engines that differ are compiled all the same."""
+    graphs = []
+    for batch_size in range(2, 12):
+        before = counters["stats"]["unique_graphs"]
+        eager = engine(network(), AUGMENTED, TrainingSettings(batch_size=batch_size))
+        Compiled(name="compiled", compiler="aot_eager").build(eager, WORK)
+        graphs.append(counters["stats"]["unique_graphs"] - before)
+    assert graphs[0] > 0 and graphs == [graphs[0]] * 10
+
+
+def test_an_engine_that_torch_would_leave_uncompiled_is_refused():
+    eager = engine(network(), AUGMENTED, TrainingSettings(batch_size=4))
+    with (
+        torch._dynamo.config.patch(recompile_limit=0),
+        pytest.raises(UserError, match="engine=compiled cannot compile .* use engine=eager"),
+    ):
+        Compiled(name="compiled", compiler="aot_eager").build(eager, WORK)
 
 
 def test_auto_stacks_small_networks_whose_clients_are_about_as_large(monkeypatch):
     eager = SimpleNamespace(device=torch.device("cuda"), pixels=SimpleNamespace(in_memory=True))
     for kind in (Compiled, Stacked):
-        monkeypatch.setattr(kind, "build", lambda self, eager, workload: self.name)
+        monkeypatch.setattr(kind, "build", lambda self, eager, workload: SimpleNamespace(name=self.name))
     auto, small = Auto(name="auto"), Workload(largest=1248, steps=200_000, batch_flops=600_000_000)
-    assert auto.build(eager, small) == "stacked"
+    assert auto.build(eager, small).name == "stacked"
     for other in ({"batch_flops": 39_000_000_000}, {"batch_flops": 0}, {"evenness": 0.5}, {"clients": 1}):
-        assert auto.build(eager, replace(small, **other)) == "compiled"
+        assert auto.build(eager, replace(small, **other)).name == "compiled"
     assert auto.build(eager, replace(small, steps=19_999)) is eager
 
     def refuse(self, eager, workload):
         raise UserError("engine=stacked cannot train a model that draws random numbers")
 
     monkeypatch.setattr(Stacked, "build", refuse)
-    assert auto.build(eager, small) == "compiled"
+    assert auto.build(eager, small).name == "compiled"
 
 
 @pytest.mark.parametrize(("clients", "lanes"), [(10, 10), (12, 6), (3, 3), (1, 1), (21, 7), (100, 10)])

@@ -122,3 +122,32 @@ def test_too_few_gpus_are_told_with_the_machine(plan: PLANS, monkeypatch: pytest
     wanted = plan("hardware.accelerator=gpu").hardware
     with pytest.raises(UserError, match=f"2 processes on {socket.gethostname()}, where torch sees 1 GPUs"):
         wanted.fabric(Launch("torchrun", 1, 2, 2))
+
+
+@pytest.mark.parametrize(("seen", "device"), [(1, 0), (4, 3)])
+def test_a_task_of_slurm_takes_the_one_gpu_that_it_sees(
+    monkeypatch: pytest.MonkeyPatch, seen: int, device: int
+) -> None:
+    """Bound to each task it is number 0, whatever the task's rank; among all of a machine it has the rank's number."""
+    made: dict[str, Any] = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    monkeypatch.setattr(
+        "lightning.fabric.Fabric", lambda **given: made.update(given) or SimpleNamespace(launch=lambda: None)
+    )
+    monkeypatch.setenv("SLURM_LOCALID", "3")
+    Hardware(name="here").fabric(Launch("slurm", 3, 4, 4))
+    strategy, (environment,) = made["strategy"], made["plugins"]
+    strategy.cluster_environment = environment
+    assert strategy.num_processes == 4 and strategy.root_device == torch.device("cuda", device)
+    assert made["accelerator"] == "cuda" and made["devices"] == list(range(seen))
+
+
+def test_a_mac_computes_on_its_cpu(monkeypatch: pytest.MonkeyPatch, plan: PLANS) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert Hardware(name="auto").fabric().device.type == "cpu"
+    with pytest.raises(UserError, match=r"hardware.accelerator=gpu finds no GPU with CUDA here: .* \(MPS\)"):
+        Hardware(name="gpu", accelerator="gpu").fabric()
+    with pytest.raises(UserError, match=r"hardware.accelerator=mps does not work: .* use hardware=cpu"):
+        plan("hardware.accelerator=mps")

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,15 +16,16 @@ from types import ModuleType
 from typing import Any
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedspa.components import explain
-from fedspa.config import Plan, check, register
+from fedspa.config import ONE_EACH, Plan, check, register
 from fedspa.errors import UserError, nearest
+from fedspa.explaining import explain, refused_override
 from fedspa.paths import config_dir
 from fedspa.running.interruption import PREEMPTED, STOPPED, Preempted, Preemptible
 from fedspa.running.launch import launched
@@ -100,6 +101,8 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
                     folder.parent.rmdir()  # the day's
 
     try:
+        _check_options(sys.argv[1:])
+        _check_choices(sys.argv[1:])
         if {"-m", "--multirun"} & set(sys.argv[1:]) and (ranks := launched().size) > 1:
             raise UserError(
                 f"-m starts runs one after another, but here are {ranks} ranks for one run: leave out one."
@@ -128,16 +131,36 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
     return 0
 
 
+def _check_options(words: list[str]) -> None:
+    """Raise `UserError` for a word that is neither an option of the command nor a setting."""
+    for word in get_args_parser().parse_known_args(words)[1]:
+        if word.startswith("-"):
+            raise UserError(f"{word} is not an option: a setting is written as key=value, without dashes.")
+        raise UserError(
+            f"{word} stands apart from the other settings: write options such as -m before them all."
+        )
+
+
+def _check_choices(overrides: Sequence[str]) -> None:
+    """Raise `UserError` where several options are chosen in a group that gives one component."""
+    for override in overrides:
+        group, _, value = override.lstrip("+").partition("=")
+        if group in ("sweep", "model", *ONE_EACH) and value.startswith("["):
+            raise UserError(f"{override} is a list: {group} takes one option, as in {group}=<name>.")
+
+
 def _one_of(command: Any) -> bool:
     """Whether each axis of the chosen study has a value on the command line, so that it stands for one run."""
-    told = {override.partition("=")[0].lstrip("+") for override in command.overrides.task}
+    task = OmegaConf.to_container(command.overrides.task)  # as it was written: ${...} is not resolved
+    told = {str(override).partition("=")[0].lstrip("+") for override in task or ()}
     return not command.sweeper.get("rows") and told >= set(command.sweeper.params)
 
 
 def folder_is_given() -> bool:
     """Whether the user, or a sweep, chose the folder of this run, which otherwise a date and a time name."""
     command = HydraConfig.get()
-    chosen = any(override.startswith("hydra.run.dir=") for override in command.overrides.hydra)
+    overrides = OmegaConf.to_container(command.overrides.hydra)
+    chosen = any(str(override).startswith("hydra.run.dir=") for override in overrides or ())
     return chosen or command.mode == RunMode.MULTIRUN
 
 
@@ -198,7 +221,8 @@ def explain_hydra(error: Exception) -> UserError:
         override = text.split("'")[1]
         mistake = UserError(f"{override} is several values: add -m to run each, or write a list as [a,b].")
     else:
-        mistake = UserError(f"{text} (in: {' '.join(sys.argv[1:])})")
+        told = refused_override(text, sys.argv[1:])
+        mistake = UserError(told or f"{text} (in: {' '.join(sys.argv[1:])})")
     mistake.__cause__ = error
     return mistake
 

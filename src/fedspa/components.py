@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from importlib import import_module
 from inspect import isabstract
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
-from fedspa.errors import UserError, brief, nearest
-from fedspa.paths import config_dir
+from fedspa.errors import UserError, brief, written
+from fedspa.explaining import explain
 from fedspa.plugins import packages as plugin_packages
 
 KINDS = {
@@ -34,7 +34,7 @@ def find_class(where: str, target: str | None, trusted: list[str]) -> Any:
     found = find_object(f"{where}._target_", target, trusted)
     if not isinstance(found, type):
         packages = ("fedspa", *trusted, *plugin_packages())
-        raise UserError(f"{where}._target_={target} is not a class of {' or '.join(packages)}.")
+        raise UserError(f"{where}._target_={written(target)} is not a class of {' or '.join(packages)}.")
     return found
 
 
@@ -42,7 +42,7 @@ def find_object(setting: str, target: str | None, trusted: list[str]) -> Any:
     """The class or function that a setting names. Raises `UserError` unless it is one of a trusted package."""
     packages = ("fedspa", *trusted, *plugin_packages())
     module, _, name = str(target).rpartition(".")
-    refusal = f"{setting}={target} is not a class of {' or '.join(packages)}"
+    refusal = f"{setting}={written(target)} is not a class of {' or '.join(packages)}"
     if module.partition(".")[0] not in packages:
         raise UserError(f"{refusal}: a package of your own must be named in trusted_packages.")
     try:
@@ -59,17 +59,22 @@ def find_object(setting: str, target: str | None, trusted: list[str]) -> Any:
     return found
 
 
-def component(where: str, node: dict[str, Any], trusted: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The object that a node of the config describes (None for mask=none), with its typed options."""
+def component(
+    where: str, node: dict[str, Any], trusted: list[str], config: Mapping[str, Any] | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """The object that a node of the config describes (None for mask=none), with its typed options.
+
+    `config`: the whole config, in which the right place of a misplaced option is looked for.
+    """
     if not isinstance(node, dict):
-        raise UserError(f"{where}={node} is no component: it must be a _target_ and its options.")
+        raise UserError(f"{where}={written(node)} is no component: it must be a _target_ and its options.")
     options = dict(node)
     target = options.pop("_target_", None)
     if where == "mask" and target is None:
         return None, dict(node)
     found = find_class(where, target, trusted)
     check_kind(where, found)
-    component, typed = build(where, found, options)
+    component, typed = build(where, found, options, config)
     return component, {"_target_": target, **typed}
 
 
@@ -87,42 +92,26 @@ def check_kind(where: str, found: type) -> None:
         raise UserError(f"{what} lacks {missing}, which a {name} must have.")
 
 
-def build(where: str, schema: type, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def build(
+    where: str, schema: type, options: dict[str, Any], config: Mapping[str, Any] | None = None
+) -> tuple[Any, dict[str, Any]]:
     """An object of the dataclass `schema`, and its options as plain values of the fields' types."""
     try:
         typed = OmegaConf.merge(OmegaConf.structured(schema), options)
         plain: dict[str, Any] = OmegaConf.to_container(typed)  # type: ignore[assignment]
-        _check_switches(where, plain, options)
+        _check_forms(where, plain, options)
         return OmegaConf.to_object(typed), plain
     except OmegaConfBaseException as error:
-        raise explain(error, where) from error
+        raise explain(error, where, config) from error
 
 
-def _check_switches(where: str, typed: dict[str, Any], given: dict[str, Any]) -> None:
-    """Raise `UserError` where a true-or-false setting was given as anything else, which OmegaConf converts."""
+def _check_forms(where: str, typed: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raise `UserError` for what OmegaConf lets pass: a number as true or false, and a list in a list."""
     for key, value in typed.items():
         told, name = given.get(key, value), f"{where}.{key}" if where else key
         if isinstance(value, dict) and isinstance(told, dict):
-            _check_switches(name, value, told)
+            _check_forms(name, value, told)
         elif isinstance(value, bool) and not isinstance(told, bool):
-            raise UserError(f"{name}={told} is not true or false.")
-
-
-def explain(error: OmegaConfBaseException, group: str = "") -> UserError:
-    """What OmegaConf found wrong, as one sentence with the setting's dotted name."""
-    where = ".".join(part for part in (group, error.full_key) if part)
-    if isinstance(error, ConfigKeyError | ConfigAttributeError):
-        valid = {str(key) for key in error.parent_node or ()}
-        if error.full_key == error.key and not group:  # groups can be chosen, though not all are keys
-            valid |= {"sweep", *(folder.name for folder in config_dir().iterdir() if folder.is_dir())}
-        return UserError(
-            f"{where} is not a setting: {nearest(str(error.key), valid - {'_target_', 'hydra'})}."
-        )
-    what = str(error).splitlines()[0].rstrip(".")
-    if switch := re.fullmatch(r"Value '(.*)' is not a valid bool.*", what):
-        return UserError(f"{where}={switch[1]} is not true or false.")
-    if unconverted := re.fullmatch(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", what):
-        value, wanted = unconverted.groups()
-        kinds = {"Integer": "a whole number", "Float": "a number"}
-        return UserError(f"{where}={value} is not {kinds.get(wanted, wanted)}.")
-    return UserError(f"{where}: {what}." if where else f"{what}.")
+            raise UserError(f"{name}={written(told)} is not true or false.")
+        elif isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
+            raise UserError(f"{name}={written(told)} is not a plain list, which is written as [a,b].")

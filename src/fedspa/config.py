@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,9 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from fedspa.components import build, component, explain, find_class
+from fedspa.components import build, component, find_class
 from fedspa.errors import UserError, brief, check_choice
+from fedspa.explaining import explain, left_out
 from fedspa.identity import config_hash
 from fedspa.layer_sparsity.flow import counts_with_flow
 from fedspa.paths import config_dir, project_root
@@ -123,7 +124,7 @@ def _used_sparsity(*, _root_: DictConfig) -> float:
     """The sparsity that a run's name may claim: 0 for a method that trains dense."""
     try:
         method = find_class("method", _root_.method._target_, _root_.trusted_packages)
-    except UserError:  # `check` will tell of it
+    except (UserError, TypeError):  # `check` will tell of it
         return _root_.sparsity
     return _root_.sparsity if method.uses_sparsity else 0.0
 
@@ -133,19 +134,25 @@ def check(config: DictConfig) -> Plan:
 
     A class named by the config must come from fedspa or from one of `trusted_packages`.
     """
-    _check_named(OmegaConf.to_container(config))  # type: ignore[arg-type]
+    schema = OmegaConf.get_type(config)  # that of the command; dict for the config that a run recorded
+    values: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
+    _check_named(values)
+    for field in () if schema in (None, dict) else fields(schema):
+        if field.name not in values:
+            raise left_out(field.name)
     try:
-        values: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+        values = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise explain(error) from error
-    schema = OmegaConf.get_type(config)  # that of the command; dict for the config that a run recorded
     settings, resolved = build("", Config if schema in (None, dict) else schema, values)
     trusted = settings.trusted_packages
     parts: dict[str, Any] = {}
     for group in ONE_EACH:
-        parts[group], resolved[group] = component(group, values[group], trusted)
+        parts[group], resolved[group] = component(group, values[group], trusted, values)
     for group in SEVERAL:
-        built = {name: component(f"{group}.{name}", node, trusted) for name, node in values[group].items()}
+        built = {
+            name: component(f"{group}.{name}", node, trusted, values) for name, node in values[group].items()
+        }
         parts[group] = {name: component for name, (component, _) in built.items()}
         resolved[group] = {name: plain for name, (_, plain) in built.items()}
     if not parts["method"].uses_sparsity:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 
@@ -21,6 +21,24 @@ def brief(error: BaseException) -> str:
     return line if len(line) <= 200 else f"{line[:197]}..."
 
 
+def written(value: object) -> str:
+    """A value as a user writes it in the config.
+
+    >>> written([None, True, 0.5, "a"])
+    '[null,true,0.5,a]'
+    """
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case list() | tuple():
+            return f"[{','.join(map(written, value))}]"
+        case Mapping():
+            return f"{{{','.join(f'{key}:{written(item)}' for key, item in value.items())}}}"
+    return str(value)
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
     """The tail of an error sentence: the nearest valid names, or all of them.
 
@@ -30,7 +48,8 @@ def nearest(word: str, options: Iterable[str]) -> str:
     names = sorted(options)
     if not names:
         return "there are none to choose from"
-    close = get_close_matches(word, names, n=2, cutoff=0.5)
+    by_lower = {name.lower(): name for name in names}
+    close = [by_lower[name] for name in get_close_matches(word.lower(), by_lower, n=2, cutoff=0.51)]
     if not close:
         return f"valid are {', '.join(names)}"
     return f"did you mean {' or '.join(close)}? (valid: {', '.join(names)})"
@@ -40,7 +59,7 @@ def check_choice(where: str, value: str, options: Iterable[str]) -> None:
     """Raise `UserError` unless `value` is one of `options`; `where` is the setting's dotted name."""
     names = list(options)
     if value not in names:
-        raise UserError(f"{where}={value} is not known: {nearest(str(value), names)}.")
+        raise UserError(f"{where}={written(value)} is not known: {nearest(written(value), names)}.")
 
 
 def check_range(
@@ -63,4 +82,5 @@ def check_range(
         wanted = f"{'less than' if high_open else 'at most'} {high}"
     else:
         wanted = f"in {'(' if low_open else '['}{low}, {high}{')' if high_open else ']'}"
-    raise UserError(f"{where}={value} is out of range: it must be {wanted}.")
+    fault = "out of range" if math.isfinite(value) else "not a finite number"
+    raise UserError(f"{where}={written(value)} is {fault}: it must be {wanted}.")

@@ -191,6 +191,8 @@ class RunInfo:
     """Names that `RoundRecord.extras` may hold, such as prune_rate."""
     engine: str = "eager"
     """What computes, once chosen."""
+    engine_instead_of: Mapping[str, str] = field(default_factory=dict)
+    """What was to compute before, and why each could not."""
     compile_seconds: float = 0.0
     """Spent before the first round on compiling."""
     completed: int = 0
@@ -220,6 +222,11 @@ class RunInfo:
     def mean_over(self) -> str:
         """What a mean over clients is over, in words."""
         return MEAN_OVER[self.config.get("eval", {}).get("weighting", "clients")]
+
+    @property
+    def engine_reason(self) -> str:
+        """Why the run computes with no other engine: "compiled failed: no C compiler"; mostly empty."""
+        return "; ".join(f"{name} failed: {reason}" for name, reason in self.engine_instead_of.items())
 
     @property
     def images(self) -> int:

@@ -18,6 +18,9 @@ class Engine(Protocol):
     def name(self) -> str:
         """As in the config."""
 
+    instead_of: dict[str, str]
+    """What was to compute before this engine was taken, and why each of them could not; mostly empty."""
+
     @property
     def compile_seconds(self) -> float:
         """What was spent on compiling and capturing before the first round."""

@@ -160,20 +160,23 @@ class Auto(Eager):
         choices: list[EngineChoice] = [Compiled(name="compiled")]
         if workload.clients > 1 and self._fits_a_stack(workload):
             choices.insert(0, Stacked(name="stacked"))
+        refused: dict[str, str] = {}
         for choice in choices:
             try:
-                return choice.build(eager, workload)
+                engine = choice.build(eager, workload)
+                break
             except UserError as error:
-                log.warning("engine=auto goes on without %s: %s", choice.name, error)
+                refused[choice.name] = brief(error.__cause__ or error)
             except RuntimeError as error:
                 if not ran_out(error):
                     raise
-                log.warning(
-                    "engine=auto goes on without %s, for which memory is too little: %s",
-                    choice.name,
-                    brief(error),
-                )
-        return super().build(eager, workload)
+                refused[choice.name] = f"too little memory: {brief(error)}"
+            log.warning("engine=auto goes on without %s (%s).", choice.name, refused[choice.name])
+        else:
+            engine = super().build(eager, workload)
+        if refused:
+            engine.instead_of = refused
+        return engine
 
     @staticmethod
     def _fits_a_stack(workload: Workload) -> bool:

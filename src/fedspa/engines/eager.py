@@ -53,6 +53,7 @@ class EagerEngine:
         self.space = ParameterSpace.of(network)
         self.module = LocalTraining(network.to(fabric.device), settings)
         self.pixels = train
+        self.instead_of: dict[str, str] = {}
 
     @property
     def device(self) -> torch.device:
@@ -75,6 +76,7 @@ class EagerEngine:
             log.warning(
                 "The model's convolutions are computed by torch alone, which may be slower: %s.", error
             )
+            self.instead_of["kernels"] = str(error)
             return
         for layer in layers:
             layer.kernel = kernel

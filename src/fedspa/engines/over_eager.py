@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -42,12 +43,14 @@ class OverEager(ABC):
             lanes: clients that a step trains side by side; None trains one, without that dimension.
         """
         self._eager = eager
+        self.instead_of: dict[str, str] = {}
         begin, captures = time.perf_counter(), Captures(eager.device)
         batch_size = min(eager.settings.batch_size, workload.largest)
-        self._step = LocalStep(eager, batch_size, compiler, lanes, captures)
-        if workload.gradients:
-            _ = self._step.take_gradient  # recorded now, not in the first round
-        self._forward = Forward(eager, workload.test_batch, compiler, lanes, captures)
+        with _compiling_afresh() if compiler else nullcontext():
+            self._step = LocalStep(eager, batch_size, compiler, lanes, captures)
+            if workload.gradients:
+                _ = self._step.take_gradient  # recorded now, not in the first round
+            self._forward = Forward(eager, workload.test_batch, compiler, lanes, captures)
         self.compile_seconds = time.perf_counter() - begin
 
     @property
@@ -97,6 +100,26 @@ class OverEager(ABC):
 
     def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return self._eager.full_gradient(weights, rows)
+
+
+@contextmanager
+def _compiling_afresh() -> Iterator[None]:
+    """Compile what one engine needs, whatever the process has compiled before.
+
+    torch keeps a few variants of a function in a process, and runs every further one uncompiled. So the variants of
+    earlier engines are dropped here. Raises RuntimeError where this engine alone needs more.
+    """
+    from torch._dynamo import config
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    torch.compiler.reset()
+    try:
+        with config.patch(fail_on_recompile_limit_hit=True):
+            yield
+    except FailOnRecompileLimitHit as error:
+        raise RuntimeError(
+            f"it takes more than the {config.recompile_limit} variants of a function that torch.compile keeps"
+        ) from error
 
 
 def _next_masks(requests: Sequence[NextMask]) -> list[torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedspa.errors import UserError
+from fedspa.errors import UserError, written
 from fedspa.records import Event
 from fedspa.rounds.faults import Fault
 from fedspa.rounds.visitor import Call, Lost, Outcome
@@ -56,7 +56,7 @@ class RoundEvents:
         if lost.reason is Fault.DIVERGED and settings.policy == "fail":
             raise UserError(
                 f"{lost.detail.rstrip('.')}; lower training.lr={training.lr}, set training.clip_norm "
-                f"(now {training.clip_norm}), or go on without such clients by faults.policy=skip."
+                f"(now {written(training.clip_norm)}), or go on without such clients by faults.policy=skip."
             )
         kinds = (Fault.DIVERGED, Fault.NORM_BOUND) if settings.norm_action == "reject" else (Fault.DIVERGED,)
         refused = sum(self.totals.get(kind, 0) for kind in kinds)

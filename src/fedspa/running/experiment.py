@@ -198,6 +198,7 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
         metrics=tuple(prefix + name for prefix in prefixes for name in plan.metrics),
         extras=tuple(plan.mask.describe(0)) if plan.mask else (),
         engine=federation.visitor.engine.name,
+        engine_instead_of=federation.visitor.engine.instead_of,
         compile_seconds=federation.visitor.engine.compile_seconds,
         test_rows=federation.rows.test,
         tests=tests,

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 
+NO_MPS = "Apple's GPUs (MPS) cannot compute in float64, which a run needs; use hardware=cpu"
+
+
 @dataclass(kw_only=True)
 class Hardware:
     """What one process computes on; under torchrun or SLURM each of the run's processes has one device.
@@ -24,7 +27,8 @@ class Hardware:
 
     name: str
     accelerator: str = "auto"
-    """auto takes a GPU where there is one."""
+    """gpu is a GPU by CUDA; auto takes one where there is one, else the CPU. Apple's GPUs (MPS) have no float64, in
+    which losses are summed."""
     precision: str = "32-true"
     """32-true, 64-true (for sharp comparisons), tf32 (float32 whose products CUDA rounds to 10 bits of mantissa;
     elsewhere the same as 32-true), or bf16-mixed."""
@@ -45,6 +49,8 @@ class Hardware:
     """Processes among which a round's clients are shared out on the CPU; null: one for each of the cores."""
 
     def __post_init__(self) -> None:
+        if self.accelerator == "mps":
+            raise UserError(f"hardware.accelerator=mps does not work: {NO_MPS}.")
         check_choice("hardware.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
         check_choice("hardware.precision", self.precision, ("32-true", "64-true", "tf32", "bf16-mixed"))
         if self.threads is not None:
@@ -75,8 +81,10 @@ class Hardware:
         from lightning.fabric import Fabric
         from lightning.fabric.plugins.environments import LightningEnvironment
 
-        has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
-        if self.accelerator == "gpu" and not has_gpu:
+        on_gpu = self.accelerator != "cpu" and torch.cuda.is_available()
+        if self.accelerator == "gpu" and not on_gpu:
+            if torch.backends.mps.is_available():
+                raise UserError(f"hardware.accelerator=gpu finds no GPU with CUDA here: {NO_MPS}.")
             raise UserError("hardware.accelerator=gpu, but torch sees no GPU here: use hardware=auto or cpu.")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
@@ -85,14 +93,17 @@ class Hardware:
         torch.backends.cudnn.deterministic = self.deterministic
         torch.backends.cudnn.benchmark = not self.deterministic
         if launch.size > 1:
-            return self._of_several(launch)
+            return self._of_several(launch, on_gpu)
         # Named, since Fabric would take whatever has reserved several tasks for their launcher.
         alone = LightningEnvironment()
         return Fabric(
-            accelerator=self.accelerator, devices=1, precision=self._fabric_precision, plugins=[alone]
+            accelerator="cuda" if on_gpu else "cpu",
+            devices=1,
+            precision=self._fabric_precision,
+            plugins=[alone],
         )
 
-    def _of_several(self, launch: Launch) -> Fabric:
+    def _of_several(self, launch: Launch, on_gpu: bool) -> Fabric:
         """Fabric as one rank of several. Its strategy finds the group made, and never wraps a network."""
         import torch
         from lightning.fabric import Fabric
@@ -100,22 +111,38 @@ class Hardware:
 
         from fedspa.running.joining import environment_of
 
-        gpus = torch.cuda.device_count()
-        on_gpus = self.accelerator == "gpu" or (self.accelerator == "auto" and gpus > 0)
-        if on_gpus and gpus < launch.local_size:
-            raise UserError(
-                f"{launch.launcher} started {launch.local_size} processes on {socket.gethostname()}, where torch sees "
-                f"{gpus} GPUs: it must be one process a GPU, or hardware=cpu."
-            )
+        gpus = gpus_of_ranks(launch) if on_gpu else None
         fabric = Fabric(
-            accelerator="gpu" if on_gpus else "cpu",
-            devices=launch.local_size,
+            accelerator="cuda" if on_gpu else "cpu",
+            devices=sorted(set(gpus)) if gpus else launch.local_size,
             num_nodes=launch.machines,
             precision=self._fabric_precision,
-            strategy=DDPStrategy(process_group_backend="gloo"),
+            strategy=DDPStrategy(
+                parallel_devices=[torch.device("cuda", gpu) for gpu in gpus] if gpus else None,
+                process_group_backend="gloo",
+            ),
             plugins=[environment_of(launch)],
         )
         logging.disable(logging.INFO)  # else a page of lines from every rank
         fabric.launch()
         logging.disable(logging.NOTSET)
         return fabric
+
+
+def gpus_of_ranks(launch: Launch) -> list[int]:
+    """The GPU of each rank on this machine, by the number that it has in this process.
+
+    SLURM may show each task the one GPU that is bound to it (--gpus-per-task=1): that is number 0 in every task.
+    Raises `UserError` where there are fewer GPUs than ranks.
+    """
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if gpus == 1 and launch.launcher == "slurm":
+        return [0] * launch.local_size
+    if gpus < launch.local_size:
+        raise UserError(
+            f"{launch.launcher} started {launch.local_size} processes on {socket.gethostname()}, where torch sees "
+            f"{gpus} GPUs: it must be one process a GPU, or hardware=cpu."
+        )
+    return list(range(launch.local_size))

@@ -19,7 +19,17 @@ PHRASES = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether memory ran out, of the device or of the machine."""
+    """Whether memory ran out, of the device or of the machine.
+
+    Another error may follow from that: a capture of CUDA calls that runs out of memory ends as an invalid capture.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not _tells_of_memory(cause):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
+
+
+def _tells_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     told = isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in PHRASES)
@@ -47,7 +57,7 @@ def too_little_memory(plan: Plan, error: BaseException) -> str:
     batches = (
         f"training.batch_size={settings.training.batch_size}, eval.batch_size={settings.eval.batch_size}"
     )
-    if any(word in str(error) for word in ("CUDA", "HIP", "MPS", "CUBLAS")):
+    if any(word in str(error) for word in ("CUDA", "HIP", "CUBLAS")):
         return (
             f"The GPU has too little memory ({brief(error)}): lower {batches}, or use a narrower "
             f"hardware.precision={hardware.precision}, such as bf16-mixed."

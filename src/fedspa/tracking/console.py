@@ -64,8 +64,9 @@ class ConsoleView:
         )
         for remark in info.remarks:
             self._say(remark)
-        if info.compile_seconds:
-            self._say(f"Compiled local training in {_duration(info.compile_seconds)}")
+        compiled = f", compiled in {_duration(info.compile_seconds)}" if info.compile_seconds else ""
+        reason = f" ({info.engine_reason})" if info.engine_reason else ""
+        self._say(f"Engine: {info.engine}{reason}{compiled}")
         if info.completed:
             self._say(
                 f"Goes on after round {info.completed}, whose checkpoint it found in {_short(info.folder)}"

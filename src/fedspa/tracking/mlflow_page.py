@@ -36,12 +36,15 @@ def tags(info: RunInfo) -> dict[str, str]:
     """What is known of a run before its first round."""
     facts = {
         **info.names,
+        "engine": info.engine,  # the one that computes
         "seed": info.seed,
         "sparsity": info.sparsity,
         "config_hash": info.config_hash,
         "partition_hash": info.partition_hash,
         "version": info.version,
     }
+    if info.engine_reason:
+        facts["engine_reason"] = info.engine_reason
     return {key: str(value) for key, value in facts.items()} | source_tags() | {NOTE: note(info)}
 
 

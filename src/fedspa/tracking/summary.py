@@ -168,6 +168,7 @@ class History:
                 "finetune": finetune_flops,
             },
             "engine": info.engine,
+            "engine_reason": info.engine_reason,
             "seconds": {**self._seconds, "compile": info.compile_seconds, "total": total_seconds},
             "events": dict(self._events),
             "samples_per_s": self._samples / self._seconds["total"],
