@@ -57,6 +57,7 @@ def make_report(study: Study, *, targets: Sequence[float] = (), beside_paper: bo
         facts=facts,
         tables=[
             *tables.main_tables(study),
+            *tables.metric_tables(study),
             *printed,
             *tables.rounds_tables(study, targets),
             *tables.rival_tables(study),

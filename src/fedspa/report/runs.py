@@ -15,7 +15,8 @@ import numpy as np
 
 from fedspa.errors import UserError, brief
 from fedspa.paths import SET_ASIDE
-from fedspa.records import KINDS
+from fedspa.records import KINDS, VALIDATION
+from fedspa.tracking.measures import final_scores
 from fedspa.tracking.mlflow_connection import open_client, store_uri
 from fedspa.tracking.mlflow_store import flat_params
 from fedspa.tracking.mlflow_sweep import SWEEP
@@ -53,6 +54,16 @@ class Run:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of model that it tested at its end, in the order of `KINDS`."""
         return tuple(kind for kind in KINDS if self.summary["accuracy"].get(kind))
+
+    def scores(self, metric: str) -> dict[str, dict[str, float] | None]:
+        """Its final scores by that metric: how each kind of model is spread over clients; empty where it has none."""
+        found = final_scores(self.summary).get(metric, {})
+        return {kind: found.get(kind) for kind in KINDS}
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of its scores on test rows, accuracy first."""
+        return [metric for metric in final_scores(self.summary) if not metric.startswith(VALIDATION)]
 
     def curve(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """The rounds in which models of that kind were tested, and their mean accuracy in percent."""
@@ -144,7 +155,7 @@ def folders_under(root: Path) -> dict[str, Path]:
 
 
 def folders_in_store(condition: str) -> dict[str, Path | UserError]:
-    """The artifacts of the tracking store's runs that meet MLflow's filter, oldest first; the reason where they are gone.
+    """The artifacts of the tracking store's runs that meet MLflow's filter, oldest first, or why they are gone.
 
     The runs that stand for a whole sweep have none, and are not among them. Raises `UserError` where the filter cannot
     be read or meets none.

@@ -16,8 +16,8 @@ from fedspa.config import Plan
 from fedspa.data.source import ImageSet
 from fedspa.errors import UserError
 from fedspa.partition.base import label_counts, partition_hash
-from fedspa.records import ACCURACY, VALIDATION, RoundRecord, RunInfo, RunResult
-from fedspa.rounds.scores import ClientScores
+from fedspa.records import KINDS, VALIDATION, RoundRecord, RunInfo, RunResult
+from fedspa.rounds.scores import Kept
 from fedspa.running.assembly import Federation, build
 from fedspa.running.joining import joined
 from fedspa.running.launch import launched
@@ -75,7 +75,7 @@ class _Run:
         self._folder = RunFolder(replace=settings.resume is not None)
         everyone = {"run_folder": self._folder, **console_views(), **plan.loggers}
         self._trackers = Trackers(everyone if self._group.main else {})
-        self._history = History(settings.eval.targets, settings.eval.final_rounds)
+        self._history = History(settings.eval.targets, settings.eval.final_rounds, info.metrics)
         parts: dict[str, Part] = {
             "federation": federation,
             "history": self._history,
@@ -138,11 +138,11 @@ class _Run:
     def _conclude(self) -> RunResult:
         """What follows the last round: fine-tuning, and the results."""
         loop, epochs = self._federation.loop, self._plan.settings.finetune.epochs
-        scores = {kind: by_metric[ACCURACY] for kind, by_metric in loop.state.scores.items()}
-        finetuned, finetune_flops = None, 0
-        if epochs and "global" in self._plan.method.kinds:
-            scores["finetuned"] = loop.finetune(epochs)[ACCURACY]
-            finetuned = scores["finetuned"].spread()
+        scores: Kept = dict(loop.state.scores)
+        finetuned, finetune_flops = {}, 0
+        if epochs:
+            scores["finetuned"] = loop.finetune(epochs)
+            finetuned = {metric: of_clients.spread() for metric, of_clients in scores["finetuned"].items()}
             finetune_flops = loop.finetune_flops(epochs)
         summary = self._history.summary(self._info, finetuned, self._state.seconds, finetune_flops)
         keep_states = self._plan.settings.save.personal
@@ -201,6 +201,7 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
         data_hash=federation.data.hash,
         data_files=file_marks(plan.resolved["dataset"].get("path")),
         remarks=(
+            *plan.unused,
             *plan.dataset.remarks,
             *(_unused(held, len(images)) if isinstance(images, ImageSet) else ()),
         ),
@@ -216,15 +217,19 @@ def _unused(held: Sequence[np.ndarray], images: int) -> list[str]:
 
 def result(
     federation: Federation,
-    accuracies: dict[str, ClientScores],
+    kept: Kept,
     summary: dict[str, Any],
     *,
     many: bool,
     keep_states: bool,
 ) -> RunResult:
-    """Clients and tensors of a finished run. `accuracies`: by kind."""
+    """Clients and tensors of a finished run. `kept`: the clients' last scores."""
     loop, rows, space = federation.loop, federation.rows, federation.space
-    scores = {kind: accuracy.dense(len(rows.train)) for kind, accuracy in accuracies.items()}
+    scores = {
+        f"{kind}_{metric}": of_clients.dense(len(rows.train))
+        for kind in KINDS
+        for metric, of_clients in kept.get(kind, {}).items()
+    }
     theory = []
     if federation.curves:
         theory = federation.curves.rows(federation.visitor.engine, rows.train, loop.mask, loop.tested)

@@ -1,0 +1,43 @@
+"""Settings that ask for what a run's method cannot do: they are set to what is done, and the user is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedspa.settings import Config
+
+LAYER_SPARSITY = {"name": "erk", "mask_scope": "all"}
+"""That of conf/config.yaml: nobody asked for it."""
+
+
+def leave_out(settings: Config, parts: dict[str, Any], resolved: dict[str, Any]) -> tuple[str, ...]:
+    """Set what is not done to 0, in `settings` and `resolved`. Returns a sentence on each that a user has asked for.
+
+    `parts`: the built components by group. Defaults that have no meaning to a method are left out without a word.
+    """
+    method, told = parts["method"], []
+    name = resolved["method"]["name"]
+    if not method.uses_sparsity:
+        if settings.sparsity not in (0, Config.sparsity):
+            told.append(f"sparsity={settings.sparsity:g} is not used: method={name} trains dense")
+        settings.sparsity = resolved["sparsity"] = 0.0
+    shape = resolved["layer_sparsity"]
+    if not method.uses_mask and any(shape.get(key) != value for key, value in LAYER_SPARSITY.items()):
+        words = f"layer_sparsity={shape['name']} (mask_scope={shape.get('mask_scope')})"
+        told.append(f"{words} is not used: method={name} has no mask searcher")
+    if settings.finetune.epochs and "global" not in method.kinds:
+        told.append(
+            f"finetune.epochs={settings.finetune.epochs} is not done: method={name} has no global model to fine-tune"
+        )
+        settings.finetune.epochs = resolved["finetune"]["epochs"] = 0
+    if settings.save.upload_weights and not _sends_files(parts["loggers"]):
+        told.append(
+            "save.upload_weights=true sends nothing: there is no MLflow among the loggers (logger=mlflow)"
+        )
+    return tuple(told)
+
+
+def _sends_files(loggers: dict[str, Any]) -> bool:
+    from fedspa.tracking.mlflow_store import MLflowTracker
+
+    return any(isinstance(logger, MLflowTracker) for logger in loggers.values())
