@@ -22,6 +22,7 @@ from fedspa.running.experiment import run
 from fedspa.running.hardware import Hardware
 from fedspa.settings import Config
 from fedspa.sweeping.studies import is_neutral
+from fedspa.sweeping.sweep import PlannedJob, _finished
 
 
 def typed(settings: type, prefix: str = "") -> Iterator[str]:
@@ -158,6 +159,9 @@ def test_two_seeds_are_one_row_though_the_second_was_started_with_resume(
     small = ("dataset.train_rows=200", "federation.rounds=1", "federation.clients_per_round=2")
     small = (*small, "federation.clients=4", "logger=none", "hardware.workers=1", "training.epochs=1")
     run(plan(*small), tmp_path / "a")
+    for words, done in (["resume=auto"], True), (["save.local=true"], False), (["eval.targets=[1]"], False):
+        job = PlannedJob("a", (), tmp_path / "a", plan(*small, *words))
+        assert job.finished and (_finished([job]) == [job]) is done
     run(plan(*small, "seed=1", "resume=auto", "checkpoint.every=1", "name=again"), tmp_path / "b")
     study = study_of(tmp_path)
     [row], [setting] = study.rows, study.settings

@@ -38,6 +38,9 @@ SMALL = (
         (["method=fedavg", "sparsity=0.8"], ["sparsity=0.8", "method=fedavg"]),
         (["method=subfedavg", "layer_sparsity=uniform"], ["layer_sparsity=uniform", "method=subfedavg"]),
         (["method=fedavg", "layer_sparsity.mask_scope=weights"], ["mask_scope=weights", "method=fedavg"]),
+        (["method=local", "faults.loss=0.5"], ["faults.loss=0.5", "method=local"]),
+        (["method=local", "federation.wire=fp16"], ["federation.wire=fp16", "method=local"]),
+        (["mask=snip", "layer_sparsity=uniform"], ["layer_sparsity=uniform", "mask=snip"]),
         (["logger=csv", "save.upload_weights=true"], ["save.upload_weights=true", "logger=mlflow"]),
     ],
     ids=str,
@@ -98,10 +101,16 @@ def test_a_run_says_what_it_did_not_do(
     plan: Callable[..., Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("method=fedavg", "save.personal=true", "sparsity=0.8", "eval.final_rounds=2")
+    words = (*words, "hardware=cpu", "hardware.precision=tf32")
     summary = run(plan(*SMALL, *words), tmp_path)
     told = capsys.readouterr().out
     assert summary["final_rounds"] == 2
-    for sentence in ("sparsity=0.8 is not used", "save.personal=true kept nothing", "last 2 tested rounds"):
+    for sentence in (
+        "sparsity=0.8 is not used",
+        "save.personal=true kept nothing",
+        "hardware.precision=tf32 computes as 32-true",
+        "last 2 tested rounds",
+    ):
         assert sentence in told
 
 

@@ -107,8 +107,8 @@ class EvalSettings:
         tested = -(-rounds // self.every)
         if self.final_rounds > tested:
             raise UserError(
-                f"eval.final_rounds={self.final_rounds} is more than federation.rounds={rounds} with "
-                f"eval.every={self.every} tests: it must be at most {tested}."
+                f"eval.final_rounds={self.final_rounds} is more rounds than are tested with federation.rounds={rounds} "
+                f"and eval.every={self.every}: it must be at most {tested}."
             )
 
 

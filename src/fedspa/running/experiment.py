@@ -202,11 +202,18 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
         data_files=file_marks(plan.resolved["dataset"].get("path")),
         remarks=(
             *plan.unused,
+            *_other_precision(plan, federation),
             *plan.dataset.remarks,
             *(_unused(held, len(images)) if isinstance(images, ImageSet) else ()),
         ),
         many=many,
     )
+
+
+def _other_precision(plan: Plan, federation: Federation) -> list[str]:
+    """The remark that the device does not compute as was asked for, where it does not."""
+    tf32 = plan.hardware.precision == "tf32" and federation.loop.state.weights.device.type != "cuda"
+    return ["hardware.precision=tf32 computes as 32-true here: only CUDA has TF32"] if tf32 else []
 
 
 def _unused(held: Sequence[np.ndarray], images: int) -> list[str]:
