@@ -11,7 +11,7 @@ LAYER_SPARSITY = {"name": "erk", "mask_scope": "all"}
 
 
 def leave_out(settings: Config, parts: dict[str, Any], resolved: dict[str, Any]) -> tuple[str, ...]:
-    """Set what is not done to 0, in `settings` and `resolved`. Returns a sentence on each that a user has asked for.
+    """Record what is not done as 0 in `resolved`, so that it makes no other experiment. Returns a sentence on each that a user has asked for.
 
     `parts`: the built components by group. Defaults that have no meaning to a method are left out without a word.
     """
@@ -35,7 +35,7 @@ def leave_out(settings: Config, parts: dict[str, Any], resolved: dict[str, Any])
         told.append(
             f"finetune.epochs={settings.finetune.epochs} is not done: method={name} has no global model to fine-tune"
         )
-        settings.finetune.epochs = resolved["finetune"]["epochs"] = 0
+        resolved["finetune"]["epochs"] = 0
     if not method.sends:
         told += [f"{words} has no effect: method={name} sends nothing" for words in _of_messages(settings)]
     if settings.save.upload_weights and not _sends_files(parts["loggers"]):

@@ -114,6 +114,8 @@ class CostReport:
     def finetune_flops(self) -> int:
         """Fine-tuning the dense global model by every tested client, which the totals leave out: 0 without it."""
         settings, sizes = self.plan.settings, self.client_sizes
+        if "global" not in self.plan.method.kinds:
+            return 0
         tested = sample_tested(settings.seed, len(sizes), settings.eval.clients)
         samples = [settings.training.samples(sizes[k], settings.finetune.epochs) for k in tested]
         return self.network.training_flops(None, sum(samples))

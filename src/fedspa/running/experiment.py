@@ -140,7 +140,7 @@ class _Run:
         loop, epochs = self._federation.loop, self._plan.settings.finetune.epochs
         scores: Kept = dict(loop.state.scores)
         finetuned, finetune_flops = {}, 0
-        if epochs:
+        if epochs and "global" in self._plan.method.kinds:
             scores["finetuned"] = loop.finetune(epochs)
             finetuned = {metric: of_clients.spread() for metric, of_clients in scores["finetuned"].items()}
             finetune_flops = loop.finetune_flops(epochs)
