@@ -1,4 +1,4 @@
-"""Settings that ask for what a run's method cannot do: they are set to what is done, and the user is told."""
+"""Settings that ask for what a run's method cannot do: what is done is recorded, and the user is told."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ LAYER_SPARSITY = {"name": "erk", "mask_scope": "all"}
 
 
 def leave_out(settings: Config, parts: dict[str, Any], resolved: dict[str, Any]) -> tuple[str, ...]:
-    """Record what is not done as 0 in `resolved`, so that it makes no other experiment. Returns a sentence on each that a user has asked for.
+    """Record what is not done as 0 in `resolved`, so that it makes no other experiment.
+
+    Returns a sentence on each that a user has asked for.
 
     `parts`: the built components by group. Defaults that have no meaning to a method are left out without a word.
     """
