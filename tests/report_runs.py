@@ -108,7 +108,15 @@ def make_run(
         RunResult(
             summary=summary,
             clients=[
-                ClientRow(client, 4, 0, 2, 1, 0.5, {kind: values[-1] for kind, values in curves.items()})
+                ClientRow(
+                    client,
+                    4,
+                    0,
+                    2,
+                    1,
+                    0.5,
+                    {f"{kind}_accuracy": values[-1] for kind, values in curves.items()},
+                )
                 for client in range(4)
             ],
             weights={"z": torch.zeros(2, 3), "a": torch.zeros(2)},

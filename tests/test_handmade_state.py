@@ -43,12 +43,11 @@ class Run:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.federation = plan, build(plan)
-        eval_settings = plan.settings.eval
-        self.history = History(eval_settings.targets, eval_settings.final_rounds)
+        eval_settings, info = plan.settings.eval, describe(plan, self.federation, folder)
+        self.history = History(eval_settings.targets, eval_settings.final_rounds, info.metrics)
         self.mlflow = MLflowTracker()
         files = {"run_folder": RunFolder(), "tensorboard": TensorBoard(), "pictures": Pictures()}
         self.trackers = Trackers({**files, "console_view": ConsoleView(), "mlflow": self.mlflow})
-        info = describe(plan, self.federation, folder)
         parts = {"federation": self.federation, "history": self.history, "trackers": self.trackers}
         self.state = RunState(plan.resolved, info.data_hash, info.partition_hash, parts)
         rounds = self.federation.loop.rounds()

@@ -79,12 +79,21 @@ def test_runs_are_found_in_the_tracking_store(tmp_path: Path, monkeypatch: pytes
         client.log_artifacts(
             stored.info.run_id, str(make_run(tmp_path / method, {"global": [42]}, method=method))
         )
-    client.create_run(experiment, tags={"method": "fedspa"}, run_name="a parent without files")
+    client.create_run(experiment, tags={"method": "fedspa", "sweep": "seed"}, run_name="of a whole sweep")
+    lost = client.create_run(experiment, tags={"method": "fedspa"}, run_name="lost")
+    client.set_terminated(lost.info.run_id, "FINISHED")
+    client.create_run(experiment, tags={"method": "fedspa"}, run_name="at work")
     found = read_runs(folders_in_store("tags.method = 'fedspa'"))
     assert [(run.summary["method"], run.curve("global")[1].tolist()) for run in found.runs] == [
         ("fedspa", [42])
     ]
     assert found.runs[0].name.startswith("fedspa (")
+    [gone, unfinished] = found.left_out
+    assert gone[0] == f"lost ({lost.info.run_id[:8]})" and f"{lost.info.run_id}/artifacts" in gone[1]
+    assert unfinished[0].startswith("at work (") and "RUNNING" in unfinished[1] and "RUNNING" not in gone[1]
+    shutil.rmtree(tmp_path / "artifacts")
+    with pytest.raises(UserError, match="None of the 3 runs found can be reported: fedspa .*artifacts"):
+        read_runs(folders_in_store("tags.method = 'fedspa'"))
     with pytest.raises(UserError, match="nor a filter of MLflow"):
         folders_in_store("method like dst")
     with pytest.raises(UserError, match="finds no run"):

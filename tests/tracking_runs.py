@@ -97,6 +97,11 @@ def faulty_records() -> list[RoundRecord]:
     ]
 
 
+def accuracies(*scores: float | None) -> dict[str, float | None]:
+    """Of the global, personal and local model of a client."""
+    return dict(zip(("global_accuracy", "personal_accuracy", "local_accuracy"), scores, strict=True))
+
+
 def run_result(finetuned: bool = True) -> RunResult:
     accuracy = {
         "global": vars(spread(34.0)),
@@ -118,9 +123,9 @@ def run_result(finetuned: bool = True) -> RunResult:
             "samples_per_s": 1000.0,
         },
         clients=[
-            ClientRow(0, 3, 0, 2, 4, 0.5, {"global": 1 / 3, "personal": 50.0, "local": 75.0}),
-            ClientRow(1, 3, 0, 2, 0, 1.0, {"global": 50.0, "personal": 50.0, "local": None}),
-            ClientRow(2, 2, 0, 2, 4, 0.5, {"global": 100.0, "personal": 50.0, "local": 25.0}),
+            ClientRow(0, 3, 0, 2, 4, 0.5, accuracies(1 / 3, 50.0, 75.0)),
+            ClientRow(1, 3, 0, 2, 0, 1.0, accuracies(50.0, 50.0, None)),
+            ClientRow(2, 2, 0, 2, 4, 0.5, accuracies(100.0, 50.0, 25.0)),
         ],
         weights={"fc.weight": flat[:4].view(2, 2), "fc.bias": flat[4:]},  # views of one vector, as in a run
         masks={"client_0": torch.tensor([0b10110000], dtype=torch.uint8)},

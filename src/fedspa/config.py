@@ -27,6 +27,7 @@ from fedspa.paths import config_dir, project_root
 from fedspa.plugins import register_plugins
 from fedspa.records import ACCURACY
 from fedspa.settings import Config
+from fedspa.unused import leave_out
 
 if TYPE_CHECKING:
     from fedspa.data.source import ImageSource
@@ -65,6 +66,8 @@ class Plan:
     engine: EngineChoice
     resolved: dict[str, Any]
     """The whole config as plain values, interpolations resolved."""
+    unused: tuple[str, ...] = ()
+    """What was asked for and is not done, a sentence each."""
 
     def active_counts(self, space: ParameterSpace) -> list[int] | None:
         """Active coordinates of each tensor under a client's mask; None for a method without a mask searcher.
@@ -155,9 +158,8 @@ def check(config: DictConfig) -> Plan:
         }
         parts[group] = {name: component for name, (component, _) in built.items()}
         resolved[group] = {name: plain for name, (_, plain) in built.items()}
-    if not parts["method"].uses_sparsity:
-        settings.sparsity = resolved["sparsity"] = 0.0
-    plan = Plan(settings=settings, resolved=resolved, **parts)
+    unused = leave_out(settings, parts, resolved)
+    plan = Plan(settings=settings, resolved=resolved, unused=unused, **parts)
     _check_together(plan)
     return _described(plan)
 
@@ -216,6 +218,7 @@ def _check_together(plan: Plan) -> None:
             f"faults.corruption={plan.settings.faults.corruption} needs messages whose bits can flip: "
             "set federation.wire=fp32 (or fp16, bf16)."
         )
+    plan.settings.eval.check_rounds(plan.settings.federation.rounds)
     _check_model(plan.resolved["model"])
     if ACCURACY not in plan.metrics:
         names = ",".join([ACCURACY, *plan.metrics])

@@ -245,7 +245,7 @@ class ClientRow:
     visits: int
     density: float
     scores: dict[str, float | None]
-    """Accuracy in percent by kind."""
+    """In percent by kind of model and metric, as global_accuracy."""
 
 
 @dataclass(frozen=True)

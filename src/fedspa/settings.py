@@ -63,6 +63,10 @@ class TrainingSettings:
         if self.clip_norm is not None:
             check_range("training.clip_norm", self.clip_norm, low=0, low_open=True)
         check_choice("training.clip_scope", self.clip_scope, ("all", "active"))
+        if self.clip_norm is None and self.clip_scope != "all":
+            raise UserError(
+                f"training.clip_scope={self.clip_scope} has no effect without training.clip_norm: set it, to 10 say."
+            )
 
     def lr_at(self, round: int) -> float:
         """The learning rate of a round, counted from 0."""
@@ -101,6 +105,15 @@ class EvalSettings:
         check_choice("eval.weighting", self.weighting, ("clients", "images"))
         for target in self.targets:
             check_range("eval.targets", target, low=0, high=100)
+
+    def check_rounds(self, rounds: int) -> None:
+        """Raise `UserError` where a run of so many rounds tests fewer than the final accuracy is to be the mean of."""
+        tested = -(-rounds // self.every)
+        if self.final_rounds > tested:
+            raise UserError(
+                f"eval.final_rounds={self.final_rounds} is more rounds than are tested with federation.rounds={rounds} "
+                f"and eval.every={self.every}: it must be at most {tested}."
+            )
 
 
 @dataclass
@@ -179,8 +192,17 @@ class FaultSettings:
             check_range("faults.norm_bound", self.norm_bound, low=0, low_open=True)
         check_choice("faults.norm_action", self.norm_action, ("reject", "clip"))
         check_choice("faults.policy", self.policy, ("fail", "skip"))
+        if self.norm_bound is None and self.norm_action != "reject":
+            raise UserError(
+                f"faults.norm_action={self.norm_action} has no effect without faults.norm_bound: set it, to 5 say."
+            )
         if self.max_skipped is not None:
             check_range("faults.max_skipped", self.max_skipped, low=0)
+            if self.norm_bound is None and self.policy == "fail":
+                raise UserError(
+                    f"faults.max_skipped={self.max_skipped} has no effect, for no update is ever skipped: set "
+                    "faults.policy=skip or a faults.norm_bound."
+                )
 
 
 @dataclass
@@ -216,6 +238,11 @@ class CheckpointSettings:
         if self.every is not None:
             check_range("checkpoint.every", self.every, low=1)
         check_range("checkpoint.keep", self.keep, low=0)
+        if self.every is not None and not self.keep:
+            raise UserError(
+                f"checkpoint.every={self.every} has no effect with checkpoint.keep=0, which writes none: set that to "
+                "1 or more."
+            )
 
 
 @dataclass

@@ -43,7 +43,7 @@ def outlook(plan: Plan) -> str:
         "memory": _memory(report),
         "results": ", ".join(plan.loggers) or "the run's own folder only",
     }
-    return "\n".join(f"{name:<9} {fact}" for name, fact in facts.items())
+    return "\n".join([*(f"{name:<9} {fact}" for name, fact in facts.items()), *plan.unused])
 
 
 def _memory(report: CostReport) -> str:

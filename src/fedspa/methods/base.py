@@ -158,6 +158,8 @@ class Method(ABC):
     """Whether the personal model is a function of the client's state alone: between two visits it stays the same."""
     trains_personal: ClassVar[bool] = False
     """Whether its visits train the personal model by itself (`ClientTask.train(..., personal=True)`)."""
+    sends: ClassVar[bool] = True
+    """Whether its clients and the server send each other anything."""
     uses_mask: ClassVar[bool] = False
     """Whether it needs a mask searcher."""
     uses_sparsity: ClassVar[bool] = False

@@ -22,6 +22,7 @@ class Local(Method):
     weighting: ClassVar[str] = "uniform"  # type: ignore[misc]  # nothing is merged: not a setting
     normaliser: ClassVar[str] = "participants"  # type: ignore[misc]
     kinds: ClassVar[tuple[str, ...]] = ("local",)
+    sends: ClassVar[bool] = False
 
     def first_state(self, client: int, origin: Origin) -> ClientState:
         return ClientState(weights=origin.weights)

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from fedspa.records import ACCURACY
 from fedspa.report.runs import Run
 
 RIVALS = (("fedavg", "global"), ("fedavg", "local"), ("ditto", "personal"))
@@ -67,9 +68,13 @@ class RivalRace:
 
 def final_accuracy(runs: list[Run], kind: str) -> OverSeeds | None:
     """Mean accuracy over clients at the end, of each seed's run; None where a run lacks that kind of model."""
-    if not runs or any(kind not in run.kinds for run in runs):
-        return None
-    return OverSeeds(tuple(run.summary["accuracy"][kind]["mean"] for run in runs))
+    return final_score(runs, kind, ACCURACY)
+
+
+def final_score(runs: list[Run], kind: str, metric: str) -> OverSeeds | None:
+    """The same by any metric."""
+    means = [spread["mean"] for run in runs if (spread := run.scores(metric)[kind])]
+    return OverSeeds(tuple(means)) if means and len(means) == len(runs) else None
 
 
 def tested_clients(runs: list[Run], kind: str) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +26,8 @@ class Options:
     targets: tuple[float, ...] = ()
     """Accuracies in percent."""
 
-    def folders(self) -> dict[str, Path]:
-        """The runs' folders by name. Raises `UserError` where there is none."""
+    def folders(self) -> Mapping[str, Path | UserError]:
+        """The runs' folders by name, or why a run has none. Raises `UserError` where there is no run."""
         from fedspa.report.runs import folders_in_store, folders_under
 
         return folders_under(self.source) if isinstance(self.source, Path) else folders_in_store(self.source)

@@ -59,6 +59,7 @@ def make_report(study: Study, *, targets: Sequence[float] = (), beside_paper: bo
         tables=[
             *tables.main_tables(study),
             *([density] if density else []),
+            *tables.metric_tables(study),
             *printed,
             *tables.rounds_tables(study, targets),
             *tables.rival_tables(study),

@@ -55,9 +55,10 @@ def _lines(study: Study, row: Row, setting: Setting, targets: Sequence[float]) -
     head = {"sparsity": runs[0].summary["sparsity"], "seeds": len(runs)}
     if density := measures.density(runs):
         head["density"] = density.mean
-    for kind in KINDS:
-        if accuracy := measures.final_accuracy(runs, kind):
-            yield head | {"kind": kind, "quantity": "accuracy", "unit": "%"} | _numbers(accuracy)
+    for metric in runs[0].metrics:
+        for kind in KINDS:
+            if score := measures.final_score(runs, kind, metric):
+                yield head | {"kind": kind, "quantity": metric, "unit": "%"} | _numbers(score)
     yield head | {"quantity": "traffic", "unit": "bytes"} | _numbers(measures.traffic(runs))
     if encoded := measures.encoded_traffic(runs):
         yield head | {"quantity": "encoded_traffic", "unit": "bytes"} | _numbers(encoded)

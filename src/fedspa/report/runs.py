@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from fedspa.errors import UserError
+from fedspa.errors import UserError, brief
 from fedspa.paths import SET_ASIDE
-from fedspa.records import KINDS, MEAN_OVER
+from fedspa.records import KINDS, MEAN_OVER, VALIDATION
+from fedspa.tracking.measures import final_scores
 from fedspa.tracking.mlflow_connection import open_client, store_uri
 from fedspa.tracking.mlflow_store import flat_params
+from fedspa.tracking.mlflow_sweep import SWEEP
 
 Columns = dict[str, np.ndarray]
 """A CSV file by column: float64 [rows], NaN where it is blank."""
@@ -57,6 +59,16 @@ class Run:
     def mean_over(self) -> str:
         """What its means over clients are over, in words."""
         return MEAN_OVER[self.settings.get("eval.weighting", "clients")]
+
+    def scores(self, metric: str) -> dict[str, dict[str, float] | None]:
+        """Its final scores by that metric: how each kind of model is spread over clients; empty where it has none."""
+        found = final_scores(self.summary).get(metric, {})
+        return {kind: found.get(kind) for kind in KINDS}
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of its scores on test rows, accuracy first."""
+        return [metric for metric in final_scores(self.summary) if not metric.startswith(VALIDATION)]
 
     def curve(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """The rounds in which models of that kind were tested, and their mean accuracy in percent."""
@@ -101,14 +113,20 @@ class Found:
     left_out: list[tuple[str, str]]
 
 
-def read_runs(folders: Mapping[str, Path]) -> Found:
-    """Read the runs of these folders, by name. Raises `UserError` where not one can be read."""
+def read_runs(folders: Mapping[str, Path | UserError]) -> Found:
+    """Read the runs of these folders, by name; of a run without one the error says why.
+
+    Raises `UserError` where not one can be read.
+    """
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
     runs: list[Run] = []
     left_out: list[tuple[str, str]] = []
     for name, folder in folders.items():
+        if isinstance(folder, UserError):
+            left_out.append((name, str(folder)))
+            continue
         if not (folder / "summary.json").is_file():
             left_out.append((name, "it has no summary.json, so it has not finished"))
             continue
@@ -141,13 +159,13 @@ def folders_under(root: Path) -> dict[str, Path]:
     return found
 
 
-def folders_in_store(condition: str) -> dict[str, Path]:
-    """The artifacts of the tracking store's runs that meet MLflow's filter, oldest first.
+def folders_in_store(condition: str) -> dict[str, Path | UserError]:
+    """The artifacts of the tracking store's runs that meet MLflow's filter, oldest first, or why they are gone.
 
-    Raises `UserError` where the filter cannot be read or meets none.
+    The runs that stand for a whole sweep have none, and are not among them. Raises `UserError` where the filter cannot
+    be read or meets none.
     """
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 
     uri = store_uri()
@@ -164,14 +182,28 @@ def folders_in_store(condition: str) -> dict[str, Path]:
     except MlflowException as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(f"runs={condition} is neither a folder nor a filter of MLflow: {reason}.") from error
-    folders = {}
-    for run in runs:
-        if client.list_artifacts(run.info.run_id):  # a sweep's parent run has none
-            path = download_artifacts(run_id=run.info.run_id, tracking_uri=uri)  # a local store's own folder
-            folders[f"{run.info.run_name} ({run.info.run_id[:8]})"] = Path(path)
+    folders = {
+        f"{run.info.run_name} ({run.info.run_id[:8]})": _artifacts(client, uri, run)
+        for run in runs
+        if SWEEP not in run.data.tags
+    }
     if not folders:
-        raise UserError(f"runs={condition} finds no run with files in the tracking store {uri}.")
+        raise UserError(f"runs={condition} finds no run in the tracking store {uri}.")
     return folders
+
+
+def _artifacts(client: Any, uri: str, run: Any) -> Path | UserError:
+    """The folder of a stored run's files, downloaded where they are not local; an error where there are none."""
+    from mlflow.artifacts import download_artifacts
+
+    try:
+        if client.list_artifacts(run.info.run_id):
+            return Path(download_artifacts(run_id=run.info.run_id, tracking_uri=uri))
+        reason = "nothing is there"
+    except Exception as error:  # of any of MLflow's kinds of artifact stores
+        reason = brief(error).rstrip(".")
+    status = "" if run.info.status == "FINISHED" else f", and it is {run.info.status}"
+    return UserError(f"its files are not in {run.info.artifact_uri} ({reason}){status}")
 
 
 def _read(name: str, folder: Path) -> Run:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fedspa.records import KINDS
 from fedspa.report.runs import Found, Run
+from fedspa.roles import Role, role_of
 
 METHODS = {
     ("fedspa", "dst"): "FedSpa (DST)",
@@ -34,25 +35,7 @@ PARTITIONS = {
     "shards": "{classes_per_client} classes a client",
 }
 DATA_SECTIONS = ("dataset", "model", "partition", "federation")
-"""Parts of the config that make a data setting; the others, but for the next, make a row."""
-NO_RESULT = (
-    *(
-        "name",
-        "seed",
-        "eval",
-        "finetune",
-        "theory",
-        "metrics",
-        "save",
-        "hardware",
-        "engine",
-        "trusted_packages",
-        "dry_run",
-    ),
-    "dataset.path",
-)
-"""Settings that may differ between the runs of a cell: they change no training, but for `PRECISION`."""
-PRECISION = "hardware.precision"
+"""Parts of the config that make a data setting; what else changes results makes a row."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +159,10 @@ def make_study(name: str, found: Found) -> Study:
 
 
 def varied_settings(runs: list[Run]) -> dict[str, list[str]]:
-    """What differs between the runs: each setting with its values. Options that only some runs have are left out."""
-    shared = set.intersection(*(set(run.settings) for run in runs)) - {"name"}
+    """What differs between the runs: each setting with its values. Left out: options that only some runs have, and
+    what changes nothing that a run leaves."""
+    shared = set.intersection(*(set(run.settings) for run in runs))
+    shared = {key for key in shared if role_of(key) is not Role.NEITHER}
     values = {key: {run.settings[key] for run in runs} for key in sorted(shared)}
     return {
         key: sorted(several, key=lambda v: (_number(v), v))
@@ -218,7 +203,7 @@ def _varied(groups: Iterable[list[Run]], belongs: Callable[[str], bool]) -> list
     """
     groups = list(groups)
     names = {key for group in groups for run in group for key in run.settings}
-    deciding = [key for key in names if belongs(key) and (key == PRECISION or not _in(key, NO_RESULT))]
+    deciding = [key for key in names if belongs(key) and key != "seed" and _changes_results(key)]
     varied = [
         key for key in deciding if any(len({run.settings.get(key) for run in group}) > 1 for group in groups)
     ]
@@ -248,6 +233,10 @@ def _partition(run: Run) -> str:
         return PARTITIONS.get(name, name).format(**options)
     except KeyError:
         return name
+
+
+def _changes_results(key: str) -> bool:
+    return role_of(key) in (Role.TRAINS, Role.TESTS)
 
 
 def _of_data(key: str) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from fedspa.records import KINDS
+from fedspa.records import ACCURACY, KINDS
 from fedspa.report import measures
 from fedspa.report.formats import MISSING, NONE, Cell, Column, Table
 from fedspa.report.measures import OverSeeds, Race
@@ -44,7 +44,7 @@ def main_tables(study: Study) -> list[Table]:
             cells: list[Cell] = []
             for setting in settings:
                 runs = study.runs(row, setting)
-                cells += [accuracy_cell(study, runs, kind) for kind in kinds]
+                cells += [score_cell(study, runs, kind) for kind in kinds]
                 cells.append(amount_cell(measures.traffic(runs), byte) if runs else Cell(MISSING))
                 cells.append(amount_cell(measures.flops(runs), flop) if runs else Cell(MISSING))
             rows.append((row.label, cells))
@@ -54,6 +54,26 @@ def main_tables(study: Study) -> list[Table]:
             f"(18/20): so many of all clients have such a model, as a local one needs a visit. {LEGEND}"
         )
         tables.append(Table(f"main-{slug(data)}", f"{data}: accuracy and costs", caption, columns, rows))
+    return tables
+
+
+def metric_tables(study: Study) -> list[Table]:
+    """A table for each data set and each metric beside accuracy: methods by partitions and kinds of model."""
+    tables = []
+    for data, settings in _by_data(study):
+        everything = [run for setting in settings for run in study.runs_of(setting)]
+        columns = [(setting, kind) for setting in settings for kind in study.kinds_of(setting)]
+        for metric in list(dict.fromkeys(name for run in everything for name in run.metrics))[1:]:
+            rows = [
+                (row.label, [score_cell(study, study.runs(row, s), kind, metric) for s, kind in columns])
+                for row in study.rows
+            ]
+            caption = (
+                f"{metric} in % at the end, by kind of model (mean over clients; {seeds_text(study)}). Best of each "
+                f"column in bold. {LEGEND}"
+            )
+            heads = [Column(setting.split, f"{kind}, %", "high") for setting, kind in columns]
+            tables.append(Table(f"{slug(metric)}-{slug(data)}", f"{data}: {metric}", caption, heads, rows))
     return tables
 
 
@@ -189,16 +209,16 @@ def run_targets(runs: list[Run]) -> list[float]:
     )
 
 
-def accuracy_cell(study: Study, runs: list[Run], kind: str) -> Cell:
+def score_cell(study: Study, runs: list[Run], kind: str, metric: str = ACCURACY) -> Cell:
     """`83.4 \u00b1 0.1`, with a note where seeds or clients are missing."""
     if not runs:
         return Cell(MISSING)
-    accuracy = measures.final_accuracy(runs, kind)
-    if accuracy is None:
+    score = measures.final_score(runs, kind, metric)
+    if score is None:
         return Cell(NONE)
     tested, clients = measures.tested_clients(runs, kind)
     notes = f" ({tested}/{clients})" * (tested < clients) + seeds_note(study, runs)
-    return Cell(plus_minus(accuracy, 1) + notes, round(accuracy.mean, 1))
+    return Cell(plus_minus(score, 1) + notes, round(score.mean, 1))
 
 
 def amount_cell(amount: OverSeeds, unit: float) -> Cell:

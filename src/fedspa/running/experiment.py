@@ -17,8 +17,8 @@ from fedspa.data.clients import row_counts
 from fedspa.data.source import ImageSet
 from fedspa.errors import UserError
 from fedspa.partition.base import label_counts, partition_hash
-from fedspa.records import ACCURACY, VALIDATION, ClientTests, RoundRecord, RunInfo, RunResult
-from fedspa.rounds.scores import ClientScores
+from fedspa.records import KINDS, VALIDATION, ClientTests, RoundRecord, RunInfo, RunResult
+from fedspa.rounds.scores import Kept
 from fedspa.running.assembly import Federation, build
 from fedspa.running.joining import joined
 from fedspa.running.launch import launched
@@ -76,7 +76,7 @@ class _Run:
         self._folder = RunFolder(replace=settings.resume is not None)
         everyone = {"run_folder": self._folder, **console_views(), **plan.loggers}
         self._trackers = Trackers(everyone if self._group.main else {})
-        self._history = History(settings.eval.targets, settings.eval.final_rounds)
+        self._history = History(settings.eval.targets, settings.eval.final_rounds, info.metrics)
         parts: dict[str, Part] = {
             "federation": federation,
             "history": self._history,
@@ -139,11 +139,13 @@ class _Run:
     def _conclude(self) -> RunResult:
         """What follows the last round: fine-tuning, and the results."""
         loop, epochs = self._federation.loop, self._plan.settings.finetune.epochs
-        scores = {kind: by_metric[ACCURACY] for kind, by_metric in loop.state.scores.items()}
-        finetuned, finetune_flops = None, 0
+        scores: Kept = dict(loop.state.scores)
+        finetuned, finetune_flops = {}, 0
         if epochs and "global" in self._plan.method.kinds:
-            scores["finetuned"] = loop.finetune(epochs)[ACCURACY]
-            finetuned = loop.spread(ACCURACY, scores["finetuned"])
+            scores["finetuned"] = loop.finetune(epochs)
+            finetuned = {
+                metric: loop.spread(metric, of_clients) for metric, of_clients in scores["finetuned"].items()
+            }
             finetune_flops = loop.finetune_flops(epochs)
         summary = self._history.summary(
             self._info, finetuned, self._state.seconds, finetune_flops, loop.densities()
@@ -207,12 +209,20 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
         data_hash=federation.data.hash,
         data_files=file_marks(plan.resolved["dataset"].get("path")),
         remarks=(
+            *plan.unused,
+            *_other_precision(plan, federation),
             *plan.dataset.remarks,
             tests.told(len(held)),
             *(_unused(held, len(images)) if isinstance(images, ImageSet) else ()),
         ),
         many=many,
     )
+
+
+def _other_precision(plan: Plan, federation: Federation) -> list[str]:
+    """The remark that the device does not compute as was asked for, where it does not."""
+    tf32 = plan.hardware.precision == "tf32" and federation.loop.state.weights.device.type != "cuda"
+    return ["hardware.precision=tf32 computes as 32-true here: only CUDA has TF32"] if tf32 else []
 
 
 def _unused(held: Sequence[np.ndarray], images: int) -> list[str]:
@@ -223,15 +233,19 @@ def _unused(held: Sequence[np.ndarray], images: int) -> list[str]:
 
 def result(
     federation: Federation,
-    accuracies: dict[str, ClientScores],
+    kept: Kept,
     summary: dict[str, Any],
     *,
     many: bool,
     keep_states: bool,
 ) -> RunResult:
-    """Clients and tensors of a finished run. `accuracies`: by kind."""
+    """Clients and tensors of a finished run. `kept`: the clients' last scores."""
     loop, rows, space = federation.loop, federation.rows, federation.space
-    scores = {kind: accuracy.dense(len(rows.train)) for kind, accuracy in accuracies.items()}
+    scores = {
+        f"{kind}_{metric}": of_clients.dense(len(rows.train))
+        for kind in KINDS
+        for metric, of_clients in kept.get(kind, {}).items()
+    }
     theory = []
     if federation.curves:
         theory = federation.curves.rows(federation.visitor.engine, rows.train, loop.mask, loop.tested)

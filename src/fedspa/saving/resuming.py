@@ -92,6 +92,15 @@ def is_finished(folder: Path, config_hash: str) -> bool:
     return same and not has_checkpoint(folder)
 
 
+def leaves_otherwise(folder: Path, plan: Plan) -> bool:
+    """Whether the run that began in a folder leaves something else there than this plan asks for, such as with
+    `save.local`, though its results may be the same."""
+    if config_hash_in(folder) is None:
+        return False
+    config = _config_in(folder)
+    return bool(what_differs(config if isinstance(config, dict) else {}, plan.resolved))
+
+
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run can go on in this folder, as far as the names of files tell."""
     return any((folder / CHECKPOINTS).glob("round-*.ckpt"))
@@ -126,10 +135,7 @@ def _newest(plan: Plan) -> Path | None:
     there = DataThere()
     begun = {path.parent: path.stat().st_mtime_ns for path in project_root().glob("outputs/*/*/config.yaml")}
     for folder in sorted(begun, key=lambda folder: (begun[folder], folder), reverse=True):
-        if config_hash_in(folder) != plan.config_hash:
-            continue
-        config = _config_in(folder)
-        if not isinstance(config, dict) or what_differs(config, plan.resolved):
+        if config_hash_in(folder) != plan.config_hash or leaves_otherwise(folder, plan):
             continue
         if not is_finished(folder, plan.config_hash) or there.same(folder, plan):
             return folder

@@ -21,22 +21,9 @@ from omegaconf import OmegaConf
 
 from fedspa.errors import UserError
 from fedspa.paths import config_dir
+from fedspa.roles import Role, role_of
 from fedspa.sweeping.ranges import Range
 
-NEUTRAL = (
-    "sweep",
-    "dataset.path",
-    "logger",
-    "loggers",
-    "hardware",
-    "engine",
-    "name",
-    "dry_run",
-    "checkpoint",
-    "resume",
-)
-"""Settings that change neither a run's results nor what it leaves in its folder, but for `PRECISION`."""
-PRECISION = "hardware.precision"
 SINGLE = "single"
 """The name of a job that varies nothing."""
 LONGEST_NAME = 200
@@ -113,7 +100,7 @@ def study(
 
 def is_neutral(key: str) -> bool:
     """Whether a setting changes neither a run's results nor what it leaves in its folder."""
-    return key != PRECISION and (key in NEUTRAL or key.partition(".")[0] in NEUTRAL)
+    return role_of(key) is Role.NEITHER
 
 
 def _by_key(overrides: Iterable[Override]) -> dict[str, Override]:

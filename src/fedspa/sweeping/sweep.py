@@ -19,7 +19,7 @@ from fedspa.config import Plan, check
 from fedspa.errors import UserError, brief
 from fedspa.paths import SET_ASIDE
 from fedspa.saving.data_there import DataThere
-from fedspa.saving.resuming import AUTO, config_hash_in, has_checkpoint, is_finished
+from fedspa.saving.resuming import AUTO, config_hash_in, has_checkpoint, is_finished, leaves_otherwise
 from fedspa.sweeping.launchers import CONSOLE, Launching, watched
 from fedspa.sweeping.studies import Study
 from fedspa.tracking.mlflow_sweep import Parent, nested_in
@@ -60,8 +60,10 @@ class PlannedJob:
     @property
     def resumable(self) -> bool:
         """Whether its folder holds the beginning of the run of just this config, and a checkpoint of it."""
-        begun = isinstance(self.plan, Plan) and config_hash_in(self.folder) == self.plan.config_hash
-        return begun and has_checkpoint(self.folder)
+        if not isinstance(self.plan, Plan):
+            return False
+        begun = config_hash_in(self.folder) == self.plan.config_hash
+        return begun and has_checkpoint(self.folder) and not leaves_otherwise(self.folder, self.plan)
 
 
 def run_sweep(
@@ -126,12 +128,15 @@ def _list(jobs: Sequence[PlannedJob]) -> int:
 
 
 def _finished(jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
-    """The jobs that need not run: finished, on the data that there is now."""
+    """The jobs that need not run: finished, with all that they are to leave, on the data that there is now."""
     there = DataThere()
     return [
         job
         for job in jobs
-        if isinstance(job.plan, Plan) and job.finished and there.same(job.folder, job.plan)
+        if isinstance(job.plan, Plan)
+        and job.finished
+        and not leaves_otherwise(job.folder, job.plan)
+        and there.same(job.folder, job.plan)
     ]
 
 

@@ -20,10 +20,11 @@ LENGTH = ".length"
 
 
 def client_rows(loop: FederatedLoop, rows: ClientRows, scores: Mapping[str, np.ndarray]) -> list[ClientRow]:
-    """A row a client. `scores`: accuracy in percent by kind, float64 [clients], NaN where there is none."""
+    """A row a client. `scores`: in percent by kind and metric (global_accuracy), float64 [clients], NaN where there
+    is none."""
 
-    def score(kind: str, client: int) -> float | None:
-        value = float(scores[kind][client])
+    def score(name: str, client: int) -> float | None:
+        value = float(scores[name][client])
         return None if math.isnan(value) else value
 
     return [
@@ -34,7 +35,7 @@ def client_rows(loop: FederatedLoop, rows: ClientRows, scores: Mapping[str, np.n
             test_size=len(rows.test[client]),
             visits=loop.state.visits.get(client, 0),
             density=loop.density(client),
-            scores={kind: score(kind, client) for kind in scores},
+            scores={name: score(name, client) for name in scores},
         )
         for client in range(len(rows.train))
     ]
@@ -62,7 +63,7 @@ def client_arrays(
         **{name: row_counts(held) for name, held in sizes.items()},
         "visits": visits,
         "density": density,
-        **{f"{kind}_accuracy": values for kind, values in scores.items()},
+        **scores,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from fedspa.costing.units import show_bytes, show_flops
 from fedspa.records import ACCURACY, KINDS, Event, RoundRecord, RunInfo, RunResult
 from fedspa.saved import Saved
-from fedspa.tracking.measures import density_text
+from fedspa.tracking.measures import density_text, final_scores
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -93,11 +93,18 @@ class ConsoleView:
     def finish(self, result: RunResult) -> None:
         self._stop()
         self._console.print()
-        self._console.print(_accuracy_table(result.summary["accuracy"]))
-        self._console.print()
+        for metric, scores in final_scores(result.summary).items():
+            self._console.print(_score_table(metric, scores))
+            self._console.print()
+        if (rounds := result.summary.get("final_rounds", 1)) > 1:
+            self._say(f"Means over the last {rounds} tested rounds; finetuned after the last one.\n")
         self._console.print(_cost_table(result.summary))
         density = result.summary["density"]
         self._say(f"\nDensity: {density['asked']:.4g} asked, {density_text(density)} measured.")
+        if result.client_states is not None and not result.client_states:
+            self._say(
+                "\nsave.personal=true kept nothing: clients of this run remember nothing but their masks."
+            )
         seconds, speed = result.summary["seconds"]["total"], result.summary["samples_per_s"]
         if events := result.summary["events"]:
             self._say("\nEvents: " + ", ".join(f"{count} {kind}" for kind, count in events.items()))
@@ -172,10 +179,10 @@ class ConsoleView:
         return _duration(a_round * (self._info.rounds - self._last.round))
 
 
-def _accuracy_table(accuracy: dict[str, dict[str, float] | None]) -> Table:
-    table = _table("accuracy in %", "mean \u00b1 std", "worst decile", "clients")
+def _score_table(metric: str, scores: Mapping[str, dict[str, float] | None]) -> Table:
+    table = _table(f"{metric} in %", "mean \u00b1 std", "worst decile", "clients")
     for kind in KINDS:
-        if spread := accuracy.get(kind):
+        if spread := scores.get(kind):
             mean = f"{spread['mean']:.2f} \u00b1 {spread['std']:.2f}"
             table.add_row(kind, mean, f"{spread['worst_decile']:.2f}", f"{spread['clients']:.0f}")
     return table

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fedspa.records import RoundRecord
+from fedspa.records import ACCURACY, RoundRecord
 
 
 def round_metrics(record: RoundRecord) -> dict[str, float]:
@@ -43,15 +43,22 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
     }
 
 
+def final_scores(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """A summary's final scores by metric, accuracy first, and by kind of model: a `Spread` as a dict, or None."""
+    return {ACCURACY: summary["accuracy"], **summary.get("metrics", {})}
+
+
 def final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """The headline numbers of a run, from its summary: for the columns of a table of runs."""
     metrics = {"final/samples_per_s": float(summary["samples_per_s"])}
     if "mean" in summary["density"]:
         metrics["final/density"] = float(summary["density"]["mean"])
-    for kind, spread in summary["accuracy"].items():
-        if spread:
-            metrics[f"final/{kind}_accuracy"] = float(spread["mean"])
-            metrics[f"final/{kind}_worst_decile"] = float(spread["worst_decile"])
+    for metric, by_kind in final_scores(summary).items():
+        worst = "worst_decile" if metric == ACCURACY else f"{metric}_worst_decile"
+        for kind, spread in by_kind.items():
+            if spread:
+                metrics[f"final/{kind}_{metric}"] = float(spread["mean"])
+                metrics[f"final/{kind}_{worst}"] = float(spread["worst_decile"])
     for kind, rounds in summary["rounds_to_accuracy"].items():
         for target, first in (rounds or {}).items():
             if first is not None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedspa.costing.units import show_bytes, show_flops
 from fedspa.paths import project_root
 from fedspa.records import KINDS, RunInfo
-from fedspa.tracking.measures import density_text
+from fedspa.tracking.measures import density_text, final_scores
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
@@ -99,12 +99,14 @@ def note(info: RunInfo, summary: Mapping[str, Any] | None = None) -> str:
 
 
 def _results(summary: Mapping[str, Any]) -> str:
-    lines = ["| accuracy in % | mean | std | worst decile |", "|---|---|---|---|"]
-    for kind in KINDS:
-        if spread := summary["accuracy"].get(kind):
-            lines.append(
-                f"| {kind} | {spread['mean']:.2f} | {spread['std']:.2f} | {spread['worst_decile']:.2f} |"
-            )
+    lines = []
+    for metric, scores in final_scores(summary).items():
+        lines += ["", f"| {metric} in % | mean | std | worst decile |", "|---|---|---|---|"]
+        for kind in KINDS:
+            if spread := scores.get(kind):
+                lines.append(
+                    f"| {kind} | {spread['mean']:.2f} | {spread['std']:.2f} | {spread['worst_decile']:.2f} |"
+                )
     density = (
         f"Density: {summary['density']['asked']:.4g} asked, {density_text(summary['density'])} measured."
     )
@@ -113,7 +115,7 @@ def _results(summary: Mapping[str, Any]) -> str:
         total, dense = summary[key]["total"], summary[key]["dense_total"]
         saved = f"{100 * (1 - total / dense):.1f} %" if dense else "-"
         costs.append(f"| {title} | {show(total)} | {show(dense)} | {saved} |")
-    return "\n".join([*lines, "", *costs, "", density])
+    return "\n".join([*lines[1:], "", *costs, "", density])
 
 
 def sweep_note(outcomes: Mapping[str, str]) -> str:

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import UserError
 from fedspa.records import (
-    KINDS,
     PHASES,
     ClientRow,
     Event,
@@ -136,10 +135,10 @@ class RunFolder:
         self._close()
 
     def _write_clients(self, clients: Sequence[ClientRow]) -> None:
-        kinds = [kind for kind in KINDS if any(kind in client.scores for client in clients)]
+        scores = dict.fromkeys(name for client in clients for name in client.scores)
         counts = self._info.label_counts
         assert counts is not None
-        table = _Table(self._info.folder / "clients.csv", _client_columns(kinds, self._info.classes))
+        table = _Table(self._info.folder / "clients.csv", _client_columns(scores, self._info.classes))
         for client in clients:
             table.write(_client_row(client, counts[client.client]))
         table.close()
@@ -241,18 +240,21 @@ def _round_row(record: RoundRecord) -> dict[str, Any]:
     }
 
 
-def _client_columns(kinds: Iterable[str], classes: int) -> list[str]:
+def _client_columns(scores: Iterable[str], classes: int) -> list[str]:
     return [
         *("client", "train_size", "val_size", "test_size", "visits", "density"),
-        *(f"{kind}_accuracy" for kind in kinds),
+        *scores,
         *(f"label_{label}" for label in range(classes)),
     ]
 
 
 def _client_row(client: ClientRow, label_counts: np.ndarray) -> dict[str, Any]:
     facts = {f.name: getattr(client, f.name) for f in fields(client) if f.name != "scores"}
-    scores = {f"{kind}_accuracy": score for kind, score in client.scores.items()}
-    return {**facts, **scores, **{f"label_{label}": int(count) for label, count in enumerate(label_counts)}}
+    return {
+        **facts,
+        **client.scores,
+        **{f"label_{label}": int(count) for label, count in enumerate(label_counts)},
+    }
 
 
 def _partition_json(info: RunInfo) -> str:

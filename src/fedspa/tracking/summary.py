@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from fractions import Fraction
 from statistics import fmean
@@ -43,10 +43,12 @@ def mean_spread(spreads: Sequence[Spread]) -> Spread:
 class History:
     """Gathers from the rounds what the summary needs."""
 
-    def __init__(self, targets: Sequence[float], final_rounds: int) -> None:
-        """`targets`: accuracies in percent; `final_rounds`: how many last tested rounds make the final score."""
-        self._targets = tuple(targets)
-        self._final: deque[dict[str, Spread]] = deque(maxlen=final_rounds)
+    def __init__(
+        self, targets: Sequence[float], final_rounds: int, metrics: Sequence[str] = (ACCURACY,)
+    ) -> None:
+        """`targets`: accuracies in percent; `final_rounds`: how many last tested rounds make the final scores."""
+        self._targets, self._metrics = tuple(targets), tuple(metrics)
+        self._final: deque[dict[str, dict[str, Spread]]] = deque(maxlen=final_rounds)
         self._reached: dict[str, dict[float, int | None]] = {}
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._samples = 0
@@ -55,7 +57,13 @@ class History:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "final": [{kind: asdict(spread) for kind, spread in spreads.items()} for spreads in self._final],
+            "final": [
+                {
+                    kind: {metric: asdict(s) for metric, s in spreads.items()}
+                    for kind, spreads in tested.items()
+                }
+                for tested in self._final
+            ],
             "reached": {kind: dict(reached) for kind, reached in self._reached.items()},
             "seconds": dict(self._seconds),
             "samples": self._samples,
@@ -68,8 +76,8 @@ class History:
         """Raises `Misfit` for what cannot be of this run; nothing has changed then."""
         saved = Saved(state, "history")
         final = [
-            {kind.text(KINDS): saved_spread(spread) for kind, spread in spreads.items()}
-            for spreads in saved["final"].sequence(most=self._final.maxlen or 0)
+            {kind.text(KINDS): self._saved_spreads(spreads) for kind, spreads in tested.items()}
+            for tested in saved["final"].sequence(most=self._final.maxlen or 0)
         ]
         reached = {kind.text(KINDS): self._saved_reached(rounds) for kind, rounds in saved["reached"].items()}
         saved["seconds"].mapping(PHASES)
@@ -81,6 +89,11 @@ class History:
         self._final.extend(final)
         self._reached, self._seconds, self._samples, self._events = reached, seconds, samples, events
         self._costs, self._dense_costs = costs, dense_costs
+
+    def _saved_spreads(self, saved: Saved) -> dict[str, Spread]:
+        """Of one kind of model in one round, by metric."""
+        saved.mapping(self._metrics)
+        return {metric: saved_spread(saved[metric]) for metric in self._metrics}
 
     def _saved_reached(self, saved: Saved) -> dict[float, int | None]:
         """The round in which each target was reached."""
@@ -102,36 +115,40 @@ class History:
             self._seconds[phase] += seconds
         if not record.scores:
             return
-        accuracy = {kind: by_metric[ACCURACY] for kind, by_metric in record.scores.items()}
-        self._final.append(accuracy)
-        for kind, spread in accuracy.items():
+        self._final.append({kind: dict(by_metric) for kind, by_metric in record.scores.items()})
+        for kind, by_metric in record.scores.items():
             reached = self._reached.setdefault(kind, dict.fromkeys(self._targets))
             for target, round in reached.items():
-                if round is None and spread.mean >= target:
+                if round is None and by_metric[ACCURACY].mean >= target:
                     reached[target] = record.round
+
+    def _final_scores(self, metric: str, finetuned: Mapping[str, Spread]) -> dict[str, dict[str, Any] | None]:
+        """By kind of model: the mean over the last tested rounds, None where there is no such model."""
+        final: dict[str, dict[str, Any] | None] = dict.fromkeys(KINDS)
+        for kind in KINDS:
+            if spreads := [tested[kind][metric] for tested in self._final if kind in tested]:
+                final[kind] = asdict(mean_spread(spreads))
+        if metric in finetuned:
+            final["finetuned"] = asdict(finetuned[metric])
+        return final
 
     def summary(
         self,
         info: RunInfo,
-        finetuned: Spread | None,
+        finetuned: Mapping[str, Spread],
         total_seconds: float,
         finetune_flops: int = 0,
         densities: Sequence[float] = (),
     ) -> dict[str, Any]:
-        """The summary of a finished run; accuracies in percent, traffic in bytes, by kind of model.
+        """The summary of a finished run; scores in percent, traffic in bytes, by kind of model.
 
         Args:
+            finetuned: scores after the final fine-tuning by metric, empty without it.
             finetune_flops: of the final fine-tuning, which the total leaves out.
             densities: measured, of each visited client.
         """
-        final: dict[str, Spread | None] = {
-            kind: mean_spread([spreads[kind] for spreads in self._final if kind in spreads])
-            for kind in KINDS
-            if any(kind in spreads for spreads in self._final)
-        }
-        final["finetuned"] = finetuned
         costs, dense = self._costs, self._dense_costs
-        accuracy = {kind: final.get(kind) for kind in KINDS}
+        scores = {metric: self._final_scores(metric, finetuned) for metric in self._metrics}
         return {
             **{part: info.names[part] for part in ("method", "mask", "dataset", "model", "partition")},
             "sparsity": info.sparsity,
@@ -147,7 +164,9 @@ class History:
             "rounds": info.rounds,
             "clients": info.clients,
             "client_tests": asdict(info.tests) if info.tests else None,
-            "accuracy": {kind: asdict(spread) if spread else None for kind, spread in accuracy.items()},
+            "accuracy": scores.pop(ACCURACY),
+            "metrics": scores,
+            "final_rounds": len(self._final),
             "rounds_to_accuracy": {
                 kind: {f"{target:g}": round for target, round in reached.items()}
                 for kind, reached in self._reached.items()
