@@ -364,7 +364,7 @@ COMMANDS: list[tuple[str, Callable[[Path], list[str]]]] = [
         "federation.clients=99999999999999999999999",
         lambda folder: ["federation.clients=99999999999999999999999"],
     ),
-    ("federation: Cannot merge", lambda folder: ["federation=[1]"]),
+    ("federation has another form", lambda folder: ["federation=[1]"]),
 ]
 
 
