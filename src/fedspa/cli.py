@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -25,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedspa.components import explain
 from fedspa.config import Plan, check, register
 from fedspa.errors import UserError, nearest
+from fedspa.folders import is_chosen
 from fedspa.paths import config_dir
 from fedspa.running.interruption import PREEMPTED, STOPPED, Preempted, Preemptible
 from fedspa.running.launch import launched
@@ -96,7 +100,7 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
         finally:
             with suppress(OSError):  # Hydra made the folder; it stays if anything was written to it
                 folder.rmdir()
-                if not folder_is_given():
+                if not is_chosen(command):
                     folder.parent.rmdir()  # the day's
 
     try:
@@ -132,13 +136,6 @@ def _one_of(command: Any) -> bool:
     """Whether each axis of the chosen study has a value on the command line, so that it stands for one run."""
     told = {override.partition("=")[0].lstrip("+") for override in command.overrides.task}
     return not command.sweeper.get("rows") and told >= set(command.sweeper.params)
-
-
-def folder_is_given() -> bool:
-    """Whether the user, or a sweep, chose the folder of this run, which otherwise a date and a time name."""
-    command = HydraConfig.get()
-    chosen = any(override.startswith("hydra.run.dir=") for override in command.overrides.hydra)
-    return chosen or command.mode == RunMode.MULTIRUN
 
 
 def log_into(folder: Path) -> None:
@@ -185,13 +182,9 @@ def explain_hydra(error: Exception) -> UserError:
         if group == "hydra/launcher" and (extra := EXTRAS.get(option)):
             mistake = UserError(f"{group} needs more than is installed: pip install 'fedspa[{extra}]'.")
     elif isinstance(error, OverrideParseException):
-        key, _, value = error.override.partition("=")
-        form = (
-            f"'{key}=\"{value}\"', in quotes of its own"
-            if value and not set("[]{}()") & set(value)
-            else "key=value"
+        mistake = UserError(
+            f"{error.override} cannot be read: a setting is written as {_form(error.override)}."
         )
-        mistake = UserError(f"{error.override} cannot be read: a setting is written as {form}.")
     elif cause is not None:
         mistake = explain(cause)
     elif text.startswith(("Ambiguous value", "Sweep parameters")):
@@ -201,6 +194,22 @@ def explain_hydra(error: Exception) -> UserError:
         mistake = UserError(f"{text} (in: {' '.join(sys.argv[1:])})")
     mistake.__cause__ = error
     return mistake
+
+
+def _form(override: str) -> str:
+    """How a setting that Hydra's grammar refuses must be typed in a shell."""
+    key, equals, value = override.partition("=")
+    if not equals or not value:
+        return "key=value"
+    text = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+    escaped = re.sub(r"""(\\*)("|$)""", lambda found: 2 * found[1] + (r"\"" if found[2] else ""), text)
+    quoted = shlex.quote(f'{key}="{escaped}"')
+    try:
+        OverridesParser.create().parse_override(shlex.split(quoted)[0])
+    except HydraException:  # it is the key that cannot be read
+        return "key=value"
+    lists = ", a list as [a,b]" if value[0] in "[{(" else ""
+    return f"{quoted}, in quotes of its own{lists}"
 
 
 def defer_torch() -> None:

@@ -19,6 +19,7 @@ from omegaconf.errors import (
 
 from fedspa.components import build, component, explain, find_class
 from fedspa.errors import UserError, brief, check_choice
+from fedspa.folders import file_name
 from fedspa.identity import config_hash
 from fedspa.paths import config_dir, project_root
 from fedspa.plugins import register_plugins
@@ -101,7 +102,9 @@ def register(settings: type[Config] = Config) -> None:
     OmegaConf.register_new_resolver("project_root", lambda: str(project_root()), replace=True)
     OmegaConf.register_new_resolver("times", lambda one, other: one * other, replace=True)
     OmegaConf.register_new_resolver("last_part", lambda path: Path(str(path or "folder")).name, replace=True)
-    OmegaConf.register_new_resolver("file_name", lambda name: str(name).replace("/", "--"), replace=True)
+    OmegaConf.register_new_resolver(
+        "file_name", lambda name: file_name([str(name).replace("/", "--")]), replace=True
+    )
     OmegaConf.register_new_resolver("used_sparsity", _used_sparsity, replace=True)
 
 
