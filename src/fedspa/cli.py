@@ -30,6 +30,7 @@ from fedspa.config import Plan, check, register
 from fedspa.errors import UserError, nearest
 from fedspa.folders import is_chosen
 from fedspa.paths import config_dir
+from fedspa.recorded import KEYS, repeating
 from fedspa.running.interruption import PREEMPTED, STOPPED, Preempted, Preemptible
 from fedspa.running.launch import launched
 from fedspa.running.streams import ReaderGone, ends_with_its_reader
@@ -66,7 +67,8 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
     defer_torch()
     try:
         register(schema)
-    except UserError as error:  # of plug-ins
+        sys.argv = [sys.argv[0], *repeating(sys.argv[1:])]
+    except UserError as error:  # of plug-ins, or of a run that is to be repeated
         return report(error, show_traceback)
     register_studies()
     register_usage(usage or "")
@@ -187,6 +189,11 @@ def explain_hydra(error: Exception) -> UserError:
         )
     elif cause is not None:
         mistake = explain(cause)
+    elif (kept := re.search(r"Could not override '(\w+)'", text)) and kept[1] in KEYS:
+        mistake = UserError(
+            f"{kept[1]} of the run that is repeated would be replaced by what another group brings: choose it too, as "
+            f"in {kept[1]}=<a file of conf/{kept[1]}>."
+        )
     elif text.startswith(("Ambiguous value", "Sweep parameters")):
         override = text.split("'")[1]
         mistake = UserError(f"{override} is several values: add -m to run each, or write a list as [a,b].")
