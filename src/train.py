@@ -16,8 +16,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedspa.cli import folder_is_given, log_into, main
+from hydra.core.hydra_config import HydraConfig
+
+from fedspa.cli import log_into, main
 from fedspa.config import Plan
+from fedspa.folders import is_chosen
 from fedspa.running.launch import launched
 from fedspa.saving.resuming import place
 
@@ -37,7 +40,7 @@ def train(plan: Plan, folder: Path) -> None:
     from fedspa.running.joining import joined
 
     with joined(launched()) as group:
-        found = group.from_first(lambda: place(plan, folder, given=folder_is_given()))
+        found = group.from_first(lambda: place(plan, folder, given=is_chosen(HydraConfig.get())))
         if found.finished:
             if group.main:
                 print(f"Finished already: {found.folder}")

@@ -18,7 +18,8 @@ from uuid import uuid4
 
 class TrackingServer:
     """`up()` and `down()` at will; `delay` (s) before each answer; `lose_answers`: do it, and hang up;
-    `guarded`: runs may be added to the experiment, but it may not be changed; `forbidden`: calls that are not."""
+    `guarded`: runs may be added to the experiment, but it may not be changed; `forbidden`: calls that are not;
+    `unseen`: so many times the experiment is not found, as before another run makes it."""
 
     def __init__(self, artifacts: Path) -> None:
         self.artifacts = artifacts
@@ -27,6 +28,7 @@ class TrackingServer:
         self.experiment_tags: dict[str, str] = {}
         self.delay, self.lose_answers, self.guarded = 0.0, False, False
         self.forbidden: set[str] = set()
+        self.experiment_stage, self.unseen = "active", 0
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
         self.up()
@@ -68,7 +70,13 @@ class TrackingServer:
         self.calls.append(call)
         run = self.runs.get(str(body.get("run_id")), {})
         if call == "experiments/get-by-name":
-            return {"experiment": {"experiment_id": "1", "name": body["experiment_name"]}}
+            if self.unseen:
+                self.unseen -= 1
+                raise KeyError(f"no experiment {body['experiment_name']}")
+            known = {"experiment_id": "1", "name": body["experiment_name"]}
+            return {"experiment": known | {"lifecycle_stage": self.experiment_stage}}
+        if call == "experiments/create":
+            raise FileExistsError(f"Experiment(name={body['name']}) already exists.")
         if call == "experiments/set-experiment-tag":
             if self.guarded:
                 raise PermissionError("Permission denied")
@@ -148,6 +156,8 @@ class _Handler(BaseHTTPRequestHandler):
             code, answer = 200, self.store.answer(call, body)
         except KeyError as error:
             code, answer = 404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": str(error)}
+        except FileExistsError as error:
+            code, answer = 400, {"error_code": "RESOURCE_ALREADY_EXISTS", "message": str(error)}
         except ValueError as error:
             code, answer = 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": str(error)}
         except PermissionError as error:

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,7 @@ def test_each_command_has_a_name(monkeypatch, capsys):
         ("--lr=0.1", "--lr=0.1 is not an option"),
         ("mask", "mask cannot be read: a setting is written as key=value."),
         ("name=~/a", "a setting is written as 'name=\"~/a\"', in quotes of its own."),
+        ("training.lr=[1,2", "written as 'training.lr=\"[1,2\"', in quotes of its own, a list as [a,b]."),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, words, sentence):
@@ -105,6 +107,16 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, words, sentence):
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["results/epoch=9,a[b]", '模型 ä "q"', "it's", 'a"b\\', "name,", "a{b}(c)"])
+def test_the_quotes_that_a_mistake_is_answered_with_work(fedspa, capsys, text):
+    assert fedspa(lambda plan, folder: None, f"name={text}", "logger=none") in (0, 2)
+    told = capsys.readouterr().err
+    suggested = told[told.index("written as ") + 11 : told.rindex(", in quotes")] if told else f"name={text}"
+    seen = []
+    assert fedspa(lambda plan, folder: seen.append(plan.settings.name), *shlex.split(suggested)) == 0
+    assert seen == [text]
 
 
 def test_the_traceback_is_there_for_who_asks(fedspa, monkeypatch, capsys):

@@ -160,6 +160,8 @@ def test_formats_give_the_same_logits_and_the_documentations_examples_read_them(
     program = torch.export.load(FILES[0]).module()
     assert torch.allclose(program(images), wanted, atol=1e-5, rtol=0)
     session = onnxruntime.InferenceSession(FILES[2], providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape == ["batch", 1, 8, 8]
+    assert session.get_outputs()[0].shape == ["batch", len(wanted[0])]
     (logits,) = session.run(["logits"], {"images": images.numpy()})
     assert torch.allclose(torch.from_numpy(logits), wanted, atol=1e-5, rtol=0)
     other = StoredRun(folder).model("global", None).module
@@ -248,6 +250,13 @@ def test_runs_that_are_unknown_unfinished_or_have_no_weights(
     assert "save.upload_weights=true" in refusal(command(f"run={known}", *words))
     (known / "summary.json").unlink()
     assert "has not finished (it has no summary.json)" in refusal(command(f"run={known}", *words))
+    config = OmegaConf.merge(OmegaConf.load(known / "config.yaml"), {"nope": 1})
+    OmegaConf.save(config, known / "config.yaml")
+    (known / "weights.safetensors").touch()
+    (known / "summary.json").write_text('{"version": "9.8.7"}')
+    told = refusal(command(f"run={known}", *words))
+    assert f"{known}/config.yaml, which fedspa 9.8.7 wrote, does not fit this version" in told
+    assert "nope is not a setting" in told
     (known / "config.yaml").write_text("a: [")
     (known / "summary.json").write_text("{}")
     (known / "weights.safetensors").touch()

@@ -338,6 +338,25 @@ def test_an_experiment_that_only_its_owner_may_describe_takes_runs(
     assert not server.experiment_tags and server.run["info"]["status"] == "FINISHED"
 
 
+def test_an_experiment_that_another_run_makes_in_this_moment_is_taken(
+    server: TrackingServer, tmp_path: Path
+) -> None:
+    server.unseen = 1
+    started(server, tmp_path / "run").finish(run_result())
+    assert "experiments/create" in server.calls and server.run["info"]["status"] == "FINISHED"
+
+
+def test_an_experiment_that_was_deleted_is_named_with_the_ways_out(
+    server: TrackingServer, tmp_path: Path
+) -> None:
+    server.experiment_stage = "deleted"
+    with pytest.raises(UserError, match="loggers.mlflow.experiment=fedspa has been deleted") as refusal:
+        started(server, tmp_path / "run")
+    assert "mlflow experiments restore --experiment-id 1" in str(refusal.value)
+    assert "loggers.mlflow.experiment=more" in str(refusal.value)
+    assert not server.runs
+
+
 def test_the_users_own_timeouts_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "99")
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")

@@ -247,12 +247,10 @@ def test_the_environment_names_another_store(tmp_path: Path, monkeypatch: pytest
     assert opened == ["http://127.0.0.1:1", "sqlite:///mine.db"]
 
 
-def test_artifacts_of_a_server_are_the_servers_choice(root: Path) -> None:
+def test_artifacts_of_a_server_are_the_servers_choice_and_others_are_beside_the_store() -> None:
     assert mlflow_connection.artifact_location("http://127.0.0.1:5000") is None
-    assert (
-        mlflow_connection.artifact_location("sqlite:////a.db")
-        == (root / "outputs" / "mlflow-artifacts").as_uri()
-    )
+    beside = mlflow_connection.artifact_location("sqlite:////elsewhere/a.db")
+    assert beside == "file:///elsewhere/outputs/mlflow-artifacts"
 
 
 def test_a_store_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:

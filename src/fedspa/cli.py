@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from typing import Any
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -26,7 +29,9 @@ from omegaconf.errors import OmegaConfBaseException
 from fedspa.config import ONE_EACH, Plan, check, register
 from fedspa.errors import UserError, nearest
 from fedspa.explaining import explain, refused_override
+from fedspa.folders import is_chosen
 from fedspa.paths import config_dir
+from fedspa.recorded import KEYS, repeating
 from fedspa.running.interruption import PREEMPTED, STOPPED, Preempted, Preemptible
 from fedspa.running.launch import launched
 from fedspa.running.streams import ReaderGone, ends_with_its_reader
@@ -63,7 +68,8 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
     defer_torch()
     try:
         register(schema)
-    except UserError as error:  # of plug-ins
+        sys.argv = [sys.argv[0], *repeating(sys.argv[1:])]
+    except UserError as error:  # of plug-ins, or of a run that is to be repeated
         return report(error, show_traceback)
     register_studies()
     register_usage(usage or "")
@@ -97,7 +103,7 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
         finally:
             with suppress(OSError):  # Hydra made the folder; it stays if anything was written to it
                 folder.rmdir()
-                if not folder_is_given():
+                if not is_chosen(command):
                     folder.parent.rmdir()  # the day's
 
     try:
@@ -156,14 +162,6 @@ def _one_of(command: Any) -> bool:
     return not command.sweeper.get("rows") and told >= set(command.sweeper.params)
 
 
-def folder_is_given() -> bool:
-    """Whether the user, or a sweep, chose the folder of this run, which otherwise a date and a time name."""
-    command = HydraConfig.get()
-    overrides = OmegaConf.to_container(command.overrides.hydra)
-    chosen = any(str(override).startswith("hydra.run.dir=") for override in overrides or ())
-    return chosen or command.mode == RunMode.MULTIRUN
-
-
 def log_into(folder: Path) -> None:
     """Have Hydra's log file in this folder, should there be anything to log."""
     for handler in logging.getLogger().handlers:
@@ -208,15 +206,16 @@ def explain_hydra(error: Exception) -> UserError:
         if group == "hydra/launcher" and (extra := EXTRAS.get(option)):
             mistake = UserError(f"{group} needs more than is installed: pip install 'fedspa[{extra}]'.")
     elif isinstance(error, OverrideParseException):
-        key, _, value = error.override.partition("=")
-        form = (
-            f"'{key}=\"{value}\"', in quotes of its own"
-            if value and not set("[]{}()") & set(value)
-            else "key=value"
+        mistake = UserError(
+            f"{error.override} cannot be read: a setting is written as {_form(error.override)}."
         )
-        mistake = UserError(f"{error.override} cannot be read: a setting is written as {form}.")
     elif cause is not None:
         mistake = explain(cause)
+    elif (kept := re.search(r"Could not override '(\w+)'", text)) and kept[1] in KEYS:
+        mistake = UserError(
+            f"{kept[1]} of the run that is repeated would be replaced by what another group brings: choose it too, as "
+            f"in {kept[1]}=<a file of conf/{kept[1]}>."
+        )
     elif text.startswith(("Ambiguous value", "Sweep parameters")):
         override = text.split("'")[1]
         mistake = UserError(f"{override} is several values: add -m to run each, or write a list as [a,b].")
@@ -225,6 +224,22 @@ def explain_hydra(error: Exception) -> UserError:
         mistake = UserError(told or f"{text} (in: {' '.join(sys.argv[1:])})")
     mistake.__cause__ = error
     return mistake
+
+
+def _form(override: str) -> str:
+    """How a setting that Hydra's grammar refuses must be typed in a shell."""
+    key, equals, value = override.partition("=")
+    if not equals or not value:
+        return "key=value"
+    text = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+    escaped = re.sub(r"""(\\*)("|$)""", lambda found: 2 * found[1] + (r"\"" if found[2] else ""), text)
+    quoted = shlex.quote(f'{key}="{escaped}"')
+    try:
+        OverridesParser.create().parse_override(shlex.split(quoted)[0])
+    except HydraException:  # it is the key that cannot be read
+        return "key=value"
+    lists = ", a list as [a,b]" if value[0] in "[{(" else ""
+    return f"{quoted}, in quotes of its own{lists}"
 
 
 def defer_torch() -> None:

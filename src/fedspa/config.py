@@ -21,6 +21,7 @@ from omegaconf.errors import (
 from fedspa.components import build, component, find_class
 from fedspa.errors import UserError, brief, check_choice
 from fedspa.explaining import explain, left_out
+from fedspa.folders import file_name
 from fedspa.identity import config_hash
 from fedspa.layer_sparsity.flow import counts_with_flow
 from fedspa.paths import config_dir, project_root
@@ -109,7 +110,9 @@ def register(settings: type[Config] = Config) -> None:
     OmegaConf.register_new_resolver("project_root", lambda: str(project_root()), replace=True)
     OmegaConf.register_new_resolver("times", lambda one, other: one * other, replace=True)
     OmegaConf.register_new_resolver("last_part", lambda path: Path(str(path or "folder")).name, replace=True)
-    OmegaConf.register_new_resolver("file_name", lambda name: str(name).replace("/", "--"), replace=True)
+    OmegaConf.register_new_resolver(
+        "file_name", lambda name: file_name([str(name).replace("/", "--")]), replace=True
+    )
     OmegaConf.register_new_resolver("used_sparsity", _used_sparsity, replace=True)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save
@@ -80,7 +81,7 @@ def as_onnx(model: ClientModel) -> Encoded:
                 program, input_names=["images"], output_names=["logits"], dynamo=True, verbose=False
             )
         assert made is not None
-        data = made.model_proto.SerializeToString()
+        data = _with_axis(made.model_proto, "batch").SerializeToString()
         session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     except Exception as error:  # whatever exporter and runtime make of a network of others
         raise UserError(
@@ -97,6 +98,16 @@ FORMATS: dict[str, Callable[[ClientModel], Encoded]] = {
     "safetensors": as_safetensors,
     "onnx": as_onnx,
 }
+
+
+def _with_axis(graph: Any, name: str) -> Any:
+    """An ONNX model (`ModelProto`) whose axis of images has this name; torch calls it s31 or the like."""
+    given = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*graph.graph.input, *graph.graph.output, *graph.graph.value_info):
+        for axis in value.type.tensor_type.shape.dim:
+            if axis.dim_param:  # perhaps a product, as 64*s31
+                axis.dim_param = re.sub(rf"\b{re.escape(given)}\b", name, axis.dim_param)
+    return graph
 
 
 def require_onnx() -> None:

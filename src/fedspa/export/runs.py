@@ -51,10 +51,11 @@ def _named(run: str) -> Path:
 def _in_store(run: str) -> Path:
     """The artifacts of a run in the tracking store."""
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    from fedspa.tracking.local_store import is_missing
     from fedspa.tracking.mlflow_connection import open_client, root_cause, store_uri
 
     uri = store_uri()
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+    if is_missing(uri):
         raise UserError(f"run={run}: there is no such folder, and no tracking store at {uri}.")
     try:
         client = open_client(uri)

@@ -11,14 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from yaml import YAMLError
 
 from fedspa.client_state import MASK, ClientState
-from fedspa.config import check
 from fedspa.errors import UserError, brief
 from fedspa.export.client_model import ClientModel, Normalise
 from fedspa.masks.base import MaskSearcher
@@ -27,6 +23,7 @@ from fedspa.masks.packed import PackedMask
 from fedspa.methods.base import Origin
 from fedspa.models.building import build_model, model_call
 from fedspa.models.initialise import seeded
+from fedspa.recorded import recorded_plan
 from fedspa.rounds.own_layers import OwnLayers
 from fedspa.tracking.client_table import saved_items
 from fedspa.weights import ParameterSpace, flat_tensors
@@ -38,7 +35,7 @@ class StoredRun:
     def __init__(self, folder: Path) -> None:
         """Raises `UserError` for a config that cannot be read or that this version does not know."""
         self._folder = folder
-        self._plan = check(_config(folder))
+        self._plan = recorded_plan(folder / "config.yaml")
         source = self._plan.dataset
         self._shape = (source.channels, source.image_size, source.image_size)
         self._network = seeded(
@@ -185,20 +182,6 @@ def _starts_from_memory(searcher: MaskSearcher | None) -> bool:
         return False
     kind = type(searcher)
     return kind.remember is not MaskSearcher.remember and kind.start is not MaskSearcher.start
-
-
-def _config(folder: Path) -> DictConfig:
-    """The config of a run, without what a model does not need: its data's place, and what followed the run."""
-    file = folder / "config.yaml"
-    try:
-        config = OmegaConf.load(file)
-        assert isinstance(config, DictConfig)
-        config.loggers = {}
-        if "path" in config.dataset:
-            config.dataset.path = None
-    except (OSError, ValueError, AssertionError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"{file} cannot be read ({brief(error)}): put it back as it was.") from error
-    return config
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 from fedspa.errors import UserError, brief
 from fedspa.paths import SET_ASIDE
 from fedspa.records import KINDS, MEAN_OVER, VALIDATION
+from fedspa.tracking.local_store import is_missing
 from fedspa.tracking.measures import final_scores
 from fedspa.tracking.mlflow_connection import open_client, store_uri
 from fedspa.tracking.mlflow_store import flat_params
@@ -169,7 +170,7 @@ def folders_in_store(condition: str) -> dict[str, Path | UserError]:
     from mlflow.exceptions import MlflowException
 
     uri = store_uri()
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+    if is_missing(uri):
         raise UserError(f"runs={condition}: there is no such folder, and no tracking store at {uri}.")
     client = open_client(uri)
     try:

@@ -1,7 +1,8 @@
-"""Standard output whose reader may go away, as `head` does when it has seen enough."""
+"""Standard output and error: streams that may be closed, that may lack a sign, or whose reader may go away."""
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from typing import Any, ParamSpec, TextIO, cast
 
 READER_GONE = 141
 """The exit code that a shell shows for a program which the signal SIGPIPE ended: 128 + 13."""
+SPELT = "fedspa-spelt"
+"""The name under which `codecs` knows how we write a sign that a stream's encoding lacks."""
 
 Parameters = ParamSpec("Parameters")
 
@@ -24,6 +27,7 @@ def ends_with_its_reader(main: Callable[Parameters, int]) -> Callable[Parameters
 
     @wraps(main)
     def guarded(*args: Parameters.args, **kwargs: Parameters.kwargs) -> int:
+        take_any_streams()
         with redirect_stdout(cast(TextIO, _Output(sys.stdout))):
             try:
                 code = main(*args, **kwargs)
@@ -33,6 +37,32 @@ def ends_with_its_reader(main: Callable[Parameters, int]) -> Callable[Parameters
         return code
 
     return guarded
+
+
+def take_any_streams() -> None:
+    """Open a standard stream that was closed (`>&-`) on nothing, and have the others write any sign.
+
+    A closed stream also leaves its number free: the next file that is opened would get what others write to it.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)  # gets the lowest free number
+    codecs.register_error(SPELT, _spelt)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (as long as the program)
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=SPELT)
+
+
+def _spelt(error: UnicodeError) -> tuple[str, int]:
+    """Write +- for ±, and the number of any other sign."""
+    assert isinstance(error, UnicodeEncodeError)
+    signs = error.object[error.start : error.end].replace("±", "+-")
+    return signs.encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
 class _Output:

@@ -109,7 +109,7 @@ def has_checkpoint(folder: Path) -> bool:
 def config_hash_in(folder: Path) -> str | None:
     """The config hash of the run that began in a folder, finished or not; None where none did."""
     try:
-        with (folder / "config.yaml").open() as file:
+        with (folder / "config.yaml").open(encoding="utf-8") as file:
             line = file.readline().rstrip("\n")
     except (OSError, UnicodeDecodeError):
         return None

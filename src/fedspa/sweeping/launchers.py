@@ -21,6 +21,7 @@ from typing import Any
 
 from fedspa.running.interruption import PREEMPTED, SIGNALS, Preempted, end_at_once, interruption
 from fedspa.running.launch import usable_cores
+from fedspa.running.streams import SPELT, take_any_streams
 
 CONSOLE = "console.txt"
 """In a job's folder: what it would have said on the screen."""
@@ -183,8 +184,9 @@ def beside_others(folder: Path) -> Iterator[None]:
     if _ended:
         raise end()
     console = folder / CONSOLE
+    take_any_streams()  # this process may lack what the sweep's own has
     try:
-        with console.open("a") as file, redirect_stdout(file):
+        with console.open("a", encoding="utf-8", errors=SPELT) as file, redirect_stdout(file):
             yield
     except KeyboardInterrupt as stop:
         if not _ended:  # the run itself took the signal

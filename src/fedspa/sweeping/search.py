@@ -23,10 +23,11 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 
 from fedspa.config import Plan
 from fedspa.errors import UserError, brief, check_choice, check_range
+from fedspa.folders import file_name
 from fedspa.randomness import numpy_generator
 from fedspa.records import ACCURACY, MAIN_KINDS, VALIDATION
 from fedspa.sweeping.ranges import Range
-from fedspa.sweeping.studies import Job, Study, file_name, is_neutral
+from fedspa.sweeping.studies import Job, Study, is_neutral
 from fedspa.sweeping.sweep import only_one
 from fedspa.tracking.mlflow_sweep import Parent, nested_in
 

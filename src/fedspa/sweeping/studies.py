@@ -6,13 +6,11 @@ few settings that belong together. What the command line adds wins: it replaces 
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
-from urllib.parse import quote
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,14 +18,13 @@ from hydra.core.override_parser.types import Override, RangeSweep
 from omegaconf import OmegaConf
 
 from fedspa.errors import UserError
+from fedspa.folders import file_name
 from fedspa.paths import config_dir
 from fedspa.roles import Role, role_of
 from fedspa.sweeping.ranges import Range
 
 SINGLE = "single"
 """The name of a job that varies nothing."""
-LONGEST_NAME = 200
-"""File systems allow 255 bytes."""
 
 
 @dataclass(frozen=True)
@@ -136,11 +133,3 @@ def _choices(override: Override) -> list[str]:
 def _job_name(overrides: Iterable[str], varied: Iterable[str]) -> str:
     keys = set(varied)
     return file_name(sorted(text for text in overrides if text.partition("=")[0] in keys) or [SINGLE])
-
-
-def file_name(parts: Iterable[str]) -> str:
-    """The parts as one name that any file system takes, different for different parts."""
-    name = quote(",".join(parts), safe="=,+~@[]: ")
-    if len(name) <= LONGEST_NAME:
-        return name
-    return f"{name[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
 from fedspa.errors import UserError, brief
 from fedspa.paths import project_root
+from fedspa.tracking.local_store import (
+    artifacts_of,
+    correct_places,
+    is_missing,
+    one_process_at_a_time,
+    store_file,
+)
 from fedspa.tracking.mlflow_page import EXPERIMENT
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Experiment
 
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -39,12 +46,24 @@ def store_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or _default_uri()
 
 
+def noted(uri: str) -> str:
+    """How a run notes which store has it: the one beside the project without an address, since both may move."""
+    return "" if uri == _default_uri() else uri
+
+
+def from_note(note: str) -> str:
+    """The store of such a note; where its file is gone, the one that is used now."""
+    uri = note or _default_uri()
+    return store_uri() if is_missing(uri) else uri
+
+
 def open_client(uri: str) -> MlflowClient:
-    """A client of the store. It asks the store nothing yet."""
+    """A client of the store; it asks a server nothing yet. Raises `UserError` as `correct_places` does."""
     _set_up()
     from mlflow import MlflowClient
 
-    with _one_process_at_a_time(uri):
+    with one_process_at_a_time(uri):
+        correct_places(uri)
         return MlflowClient(tracking_uri=uri)
 
 
@@ -55,13 +74,32 @@ def open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
     """
     with store_needed(uri):
         client = open_client(uri)
-        with _one_process_at_a_time(uri):
-            if not (found := client.get_experiment_by_name(experiment)):
-                place = artifact_location(uri)
-                return client, client.create_experiment(experiment, artifact_location=place, tags=EXPERIMENT)
+        with one_process_at_a_time(uri):
+            found = client.get_experiment_by_name(experiment) or _created(client, uri, experiment)
+            if found.lifecycle_stage != "active":
+                raise UserError(
+                    f"loggers.mlflow.experiment={experiment} has been deleted in the tracking store {uri}: restore it "
+                    f"(MLFLOW_TRACKING_URI={uri} mlflow experiments restore --experiment-id {found.experiment_id}), or "
+                    "name another one, as in loggers.mlflow.experiment=more."
+                )
             if missing := EXPERIMENT.keys() - found.tags.keys():
                 _describe(client, found.experiment_id, {key: EXPERIMENT[key] for key in missing})
             return client, found.experiment_id
+
+
+def _created(client: MlflowClient, uri: str, experiment: str) -> Experiment:
+    """A new experiment, or the one that another run has made in this moment."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_experiment(experiment, artifact_location=artifact_location(uri), tags=EXPERIMENT)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    found = client.get_experiment_by_name(experiment)
+    if found is None:
+        raise MlflowException(f"the experiment {experiment} is neither there nor can it be made")
+    return found
 
 
 def _describe(client: MlflowClient, experiment_id: str, tags: Mapping[str, str]) -> None:
@@ -113,7 +151,7 @@ def artifact_location(uri: str) -> str | None:
     """A server decides itself; with a database MLflow would take the current directory, whatever it is."""
     if "://" in uri and uri.split("://")[0] in ("http", "https", "databricks"):
         return None
-    return (project_root() / "outputs" / "mlflow-artifacts").as_uri()
+    return artifacts_of(store_file(uri) or project_root() / "mlflow.db")
 
 
 def where_to_look(uri: str, page: str) -> str:
@@ -149,17 +187,3 @@ def jobs_page(experiment_id: str, parent_id: str) -> str:
 
 def _default_uri() -> str:
     return f"sqlite:///{project_root() / 'mlflow.db'}"
-
-
-@contextmanager
-def _one_process_at_a_time(uri: str) -> Iterator[None]:
-    """Processes that create the tables of one SQLite file at the same moment crash: they take turns here."""
-    if not uri.startswith("sqlite:///"):
-        yield
-        return
-    from filelock import FileLock
-
-    database = Path(uri.removeprefix("sqlite:///"))
-    database.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{database}.lock"):
-        yield

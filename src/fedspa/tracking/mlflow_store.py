@@ -20,8 +20,11 @@ from fedspa.errors import UserError, check_range
 from fedspa.records import RoundRecord, RunInfo, RunResult
 from fedspa.saved import Saved
 from fedspa.saving.files import write_whole
+from fedspa.tracking.local_store import is_missing
 from fedspa.tracking.measures import final_metrics, round_metrics
 from fedspa.tracking.mlflow_connection import (
+    from_note,
+    noted,
     open_store,
     run_page,
     store_needed,
@@ -40,6 +43,10 @@ PARAM_LENGTH, PARAMS_A_CALL = 500, 100
 """MLflow's own limits on a value and on one batch."""
 START, START_FILE = "start", ".mlflow_start"
 """The tag, and the file of the run's folder, by which a run that was killed at its start is found again."""
+OTHER_STORE = (
+    "name the one that has the run's beginning with loggers.mlflow.tracking_uri=..., or go on with logger=csv"
+)
+"""What can be done where a run that goes on is not in the store."""
 ENDED_BECAUSE = "ended_because"
 """The tag of a run that ended early."""
 
@@ -72,20 +79,22 @@ class MLflowTracker:
         """What a resumed run needs to go on in the same run of the store, without a point doubled or missing."""
         if self._outbox is None:
             return {}
-        return {"run_id": self._run_id, "tracking_uri": self.uri, "points": self._outbox.undelivered}
+        return {"run_id": self._run_id, "tracking_uri": noted(self.uri), "points": self._outbox.undelivered}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the run of a `state_dict`; the next `start` finds it in the store."""
+        """Go on with the run of a `state_dict`: in its own store, unless the config names one."""
         self._run_id, self.uri, self._kept = "", self.tracking_uri or store_uri(), []
         if state:
             saved = Saved(state, "mlflow")
-            run_id, uri = saved["run_id"].text(), saved["tracking_uri"].text()
+            run_id, note = saved["run_id"].text(), saved["tracking_uri"].text()
             self._kept = [_saved_point(point) for point in saved["points"].sequence()]
-            self._run_id, self.uri = run_id, uri
+            self._run_id, self.uri = run_id, self.tracking_uri or from_note(note)
 
     def start(self, info: RunInfo) -> None:
         """Open the run in the store. Raises `UserError` where that fails: later on the run goes on without it."""
         self._info = info
+        if self._run_id and is_missing(self.uri):
+            raise UserError(f"There is no tracking store at {self.uri} to go on in: {OTHER_STORE}.")
         self._client, self._experiment_id = open_store(self.uri, self.experiment)
         with store_needed(self.uri):
             self._run_id = self._run_id or self._begun()
@@ -162,7 +171,8 @@ class MLflowTracker:
 
     def _reopen(self) -> None:
         """The run goes on where it was: RUNNING again, whatever became of it."""
-        run = self._client.get_run(self._run_id)
+        with store_needed(self.uri, OTHER_STORE):
+            run = self._client.get_run(self._run_id)
         if run.info.lifecycle_stage != "active":
             raise UserError(
                 f"The run {self._run_id} in MLflow has been deleted: restore it there, or resume with logger=csv."
@@ -188,7 +198,7 @@ class MLflowTracker:
         (self._info.folder / START_FILE).unlink(missing_ok=True)
         if delivery.finish(ending):
             return True
-        rest = Undelivered(self.uri, self._run_id, self._outbox.undelivered, ending)
+        rest = Undelivered(noted(self.uri), self._run_id, self._outbox.undelivered, ending)
         rest.save(self._info.folder)
         print(
             f"MLflow at {self.uri} did not get everything ({delivery.reason or 'no answer'}): "

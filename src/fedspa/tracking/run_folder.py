@@ -173,7 +173,7 @@ class _Table:
         """`keep`: go on with the file after so many bytes. Raises `UserError` where that cannot be."""
         if keep is not None:
             _cut_back(path, columns := list(columns), keep)
-        self._file = path.open("w" if keep is None else "a", newline="")
+        self._file = path.open("w" if keep is None else "a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, list(columns), lineterminator="\n")
         if keep is None:
             self._writer.writeheader()
@@ -202,7 +202,7 @@ def _cut_back(path: Path, columns: list[str], keep: int) -> None:
             f"{path} is shorter than when the run's checkpoint was written: put it back as it was, or start anew "
             "in another folder."
         )
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         if next(csv.reader(file), []) != columns:
             raise UserError(
                 f"{path} has other columns than this version of fedspa writes: go on with the version that began it."

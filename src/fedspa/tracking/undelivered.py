@@ -9,7 +9,8 @@ from pathlib import Path
 
 from fedspa.errors import UserError
 from fedspa.saving.files import write_whole
-from fedspa.tracking.mlflow_connection import open_client, store_needed
+from fedspa.tracking.local_store import is_missing
+from fedspa.tracking.mlflow_connection import from_note, open_client, store_needed
 from fedspa.tracking.mlflow_delivery import UNDELIVERED, Ending, Outbox, Point
 
 
@@ -18,6 +19,7 @@ class Undelivered:
     """The rest of one run: points, and how it ended."""
 
     tracking_uri: str
+    """As `noted`: empty for the store beside the project."""
     run_id: str
     points: Sequence[Point]
     ending: Ending
@@ -56,8 +58,13 @@ class Undelivered:
 
     def deliver(self, folder: Path) -> None:
         """Send it all, and forget it. Raises `UserError` if the store still cannot be used."""
-        with store_needed(self.tracking_uri, "start or mend it, then deliver again"):
-            outbox = Outbox(open_client(self.tracking_uri), self.run_id, self.points, in_doubt=True)
+        uri = from_note(self.tracking_uri)
+        if is_missing(uri):
+            raise UserError(
+                f"There is no tracking store at {uri}: name the one that has the run by MLFLOW_TRACKING_URI=..."
+            )
+        with store_needed(uri, "start or mend it, then deliver again"):
+            outbox = Outbox(open_client(uri), self.run_id, self.points, in_doubt=True)
             while outbox.send():
                 pass
             for _ in outbox.end(self.ending, folder):

@@ -1,0 +1,184 @@
+"""A store in an SQLite file that moves with its project: artifacts, runs that go on, and what is left to deliver."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tracking_runs import run_info, run_record, run_result
+
+from fedspa.errors import UserError
+from fedspa.report.runs import folders_in_store
+from fedspa.tracking import mlflow_connection
+from fedspa.tracking.local_store import correct_places, is_missing
+from fedspa.tracking.mlflow_connection import open_client, open_store
+from fedspa.tracking.mlflow_delivery import UNDELIVERED, Ending, Point
+from fedspa.tracking.mlflow_store import MLflowTracker
+from fedspa.tracking.run_folder import RunFolder
+from fedspa.tracking.undelivered import Undelivered
+
+Stand = Callable[[Path], Path]
+
+
+@pytest.fixture
+def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
+    """`stand(root)`: the project lies there from now on, for a process that has seen it nowhere else."""
+    import mlflow.tracking._tracking_service.utils as remembered
+
+    monkeypatch.setattr(
+        remembered, "_artifact_repos_cache", OrderedDict()
+    )  # by run, for as long as a process
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    def stand(root: Path) -> Path:
+        monkeypatch.setattr(mlflow_connection, "project_root", lambda: root)
+        return root
+
+    return stand
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a store and one finished run in it."""
+    root = tmp_path_factory.mktemp("made") / "a project"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.setattr(mlflow_connection, "project_root", lambda: root)
+        finished(MLflowTracker(), root / "outputs/day/first")
+    return root
+
+
+@pytest.fixture
+def moved(made: Path, tmp_path: Path, stand: Stand) -> Iterator[Path]:
+    """The project at another place; at the old one is nothing any more."""
+    here = tmp_path / "moved"
+    shutil.copytree(made, here)
+    aside = made.rename(made.with_name("aside"))
+    try:
+        yield stand(here)
+        assert not made.exists()
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        aside.rename(made)
+
+
+def finished(tracker: MLflowTracker, folder: Path) -> str:
+    """The id of a run that is told to the tracker, from its start or its checkpoint on."""
+    files = RunFolder(replace=True)
+    for each in (files, tracker):
+        each.start(run_info(folder))
+    for round in range(1, 5):
+        files.round(run_record(round))
+        tracker.round(run_record(round))
+    for each in (files, tracker):
+        each.finish(run_result())
+    return tracker._run_id
+
+
+def places(root: Path) -> set[str]:
+    with closing(sqlite3.connect(root / "mlflow.db")) as database:
+        return {place for (place,) in database.execute("SELECT artifact_uri FROM runs")}
+
+
+def test_the_artifacts_of_a_moved_store_are_found_and_new_ones_are_beside_it(moved: Path) -> None:
+    finished(MLflowTracker(), moved / "outputs/day/second")
+    folders = folders_in_store("")
+    assert len(folders) == 2
+    for folder in folders.values():
+        assert folder.is_relative_to(moved / "outputs/mlflow-artifacts")
+        assert (folder / "summary.json").is_file()
+
+
+def test_a_run_whose_files_have_not_moved_keeps_its_place(moved: Path) -> None:
+    before = places(moved)
+    shutil.rmtree(moved / "outputs/mlflow-artifacts")
+    client, experiment = open_store(f"sqlite:///{moved / 'mlflow.db'}", "fedspa")
+    assert places(moved) == before
+    found = client.get_experiment(experiment)
+    assert found.artifact_location == (moved / "outputs/mlflow-artifacts").as_uri()
+
+
+def test_a_store_that_has_not_moved_is_not_written(made: Path) -> None:
+    file = made / "mlflow.db"
+    before = file.read_bytes()
+    file.chmod(0o444)
+    try:
+        correct_places(f"sqlite:///{file}")
+    finally:
+        file.chmod(0o644)
+    assert file.read_bytes() == before
+
+
+def test_places_that_are_not_ours_stay(moved: Path) -> None:
+    client = open_client(f"sqlite:///{moved / 'mlflow.db'}")
+    theirs = client.create_experiment("theirs", artifact_location="file:///shared/outputs/mlflow-artifacts2")
+    run = client.create_run(theirs).info
+    open_client(f"sqlite:///{moved / 'mlflow.db'}")
+    assert client.get_experiment(theirs).artifact_location == "file:///shared/outputs/mlflow-artifacts2"
+    assert client.get_run(run.run_id).info.artifact_uri == run.artifact_uri
+
+
+def test_a_file_that_is_no_database_is_left_to_mlflow(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_text("no database" * 100)
+    correct_places(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    with pytest.raises(UserError, match="cannot be used"):
+        open_store(f"sqlite:///{tmp_path / 'mlflow.db'}", "fedspa")
+
+
+@pytest.mark.parametrize("named", ["", "now"])
+@pytest.mark.parametrize("noted", ["", "old"])
+def test_a_run_goes_on_after_its_project_has_moved(made: Path, moved: Path, noted: str, named: str) -> None:
+    """`noted` in its checkpoint: no address, or the old one; `named` on the command line: the new one, or none."""
+    old = f"sqlite:///{made / 'mlflow.db'}" if noted else ""
+    (run_id,) = (place.split("/")[-2] for place in places(moved))
+    tracker = MLflowTracker(tracking_uri=f"sqlite:///{moved / 'mlflow.db'}" if named else None)
+    tracker.load_state_dict({"run_id": run_id, "tracking_uri": old, "points": []})
+    assert finished(tracker, moved / "outputs/day/first") == run_id
+
+
+def test_a_checkpoint_notes_no_address_of_the_projects_own_store(moved: Path) -> None:
+    tracker = MLflowTracker()
+    tracker.start(run_info(moved / "outputs/day/third"))
+    assert tracker.state_dict()["tracking_uri"] == ""
+    tracker.abort("KILLED", "")
+
+
+def test_a_copied_project_goes_on_in_its_own_store(made: Path, tmp_path: Path, stand: Stand) -> None:
+    here = tmp_path / "copy"
+    shutil.copytree(made, here)
+    stand(here)
+    tracker = MLflowTracker()
+    (run_id,) = (place.split("/")[-2] for place in places(here))
+    tracker.load_state_dict({"run_id": run_id, "tracking_uri": "", "points": []})
+    assert tracker.uri == f"sqlite:///{here / 'mlflow.db'}"
+    finished(tracker, here / "outputs/day/first")
+    (place,) = places(here)
+    assert place.startswith(here.as_uri())
+
+
+def test_a_store_that_is_gone_is_told_and_none_is_made(tmp_path: Path, stand: Stand) -> None:
+    root = stand(tmp_path / "project")
+    gone = f"sqlite:///{tmp_path}/elsewhere/mlflow.db"
+    tracker = MLflowTracker()
+    tracker.load_state_dict({"run_id": "a", "tracking_uri": gone, "points": []})
+    with pytest.raises(UserError, match=r"no tracking store.*loggers\.mlflow\.tracking_uri=.*logger=csv"):
+        tracker.start(run_info(root / "run"))
+    rest = Undelivered(gone, "a", [], Ending("FINISHED", 1, weights=False))
+    with pytest.raises(UserError, match="no tracking store.*MLFLOW_TRACKING_URI"):
+        rest.deliver(tmp_path)
+    assert is_missing(gone) and not (tmp_path / "elsewhere").exists() and not root.exists()
+
+
+def test_what_is_left_is_delivered_after_the_project_has_moved(moved: Path) -> None:
+    folder = moved / "outputs/day/first"
+    (run_id,) = (place.split("/")[-2] for place in places(moved))
+    Undelivered("", run_id, [Point("late", 1.0, 9, 1)], Ending("FINISHED", 2, weights=False)).save(folder)
+    Undelivered.load(folder).deliver(folder)
+    assert not (folder / UNDELIVERED).exists()
+    run = open_client(f"sqlite:///{moved / 'mlflow.db'}").get_run(run_id)
+    assert run.data.metrics["late"] == 1.0
