@@ -19,6 +19,7 @@ from fedspa.layer_sparsity.uniform import Uniform
 from fedspa.models.lenet5 import LeNet5
 from fedspa.models.resnet18 import ResNet18
 from fedspa.models.vgg11 import VGG11
+from fedspa.running.experiment import run
 
 RULES = {"erk": ErdosRenyiKernel, "er": ErdosRenyi, "uniform": Uniform}
 SHAPES = st.lists(st.lists(st.integers(1, 40), max_size=4).map(tuple), max_size=12)
@@ -189,7 +190,7 @@ def test_a_network_through_which_nothing_can_flow_is_refused_with_what_would_wor
         and "layer_sparsity.min_active=1" in told
     )
     assert "conv.weight" in told and "fc.weight" not in told
-    assert "sparsity=0.99 at most" in told  # 1 of 100
+    assert "sparsity=0.99 " in told  # 1 of 100
     assert counts_with_flow(make("uniform"), NAMES, SHAPES_OF_TWO, 0.99) == [1, 0, 4, 0]
     assert counts_with_flow(make("uniform", min_active=1), NAMES, SHAPES_OF_TWO, 0.999) == [1, 1, 1, 1]
 
@@ -200,7 +201,7 @@ def test_the_largest_sparsity_that_is_told_works_and_the_next_does_not(rule):
     shapes = [tuple(p.shape) for p in network.values()]
     with pytest.raises(UserError) as caught:
         counts_with_flow(make(rule), list(network), shapes, 0.99999)
-    largest = re.search(r"sparsity=([\d.]+) at most", str(caught.value))
+    largest = re.search(r"above sparsity=([\d.]+) ", str(caught.value))
     assert largest
     assert all(counts_with_flow(make(rule), list(network), shapes, float(largest[1]))[::2])
     with pytest.raises(UserError):
@@ -231,3 +232,12 @@ def test_an_unknown_scope_is_refused():
         UserError, match="layer_sparsity.mask_scope=weight is not known: did you mean weights?"
     ):
         make("erk", mask_scope="weight")
+
+
+def test_a_first_mask_that_leaves_no_path_is_refused_before_training(plan, tmp_path):
+    """Each layer has an active weight, and yet no path leads from an image to a class."""
+    small = ("dataset=digits", "federation.rounds=1", "training.epochs=1", "logger=none", "mask=rsm")
+    with pytest.raises(UserError, match="sparsity=0.995 .*no path through the network"):
+        run(plan(*small, "sparsity=0.995"), tmp_path)
+    assert not (tmp_path / "rounds.csv").exists()
+    assert run(plan(*small, "sparsity=0.8"), tmp_path)["rounds"] == 1

@@ -15,7 +15,8 @@ from test_resume import ONE, TINY
 from fedspa import config
 from fedspa.cli import main
 from fedspa.config import Plan
-from fedspa.recorded import recorded_plan
+from fedspa.errors import UserError
+from fedspa.recorded import recorded_plan, repeating
 from train import train
 
 Command = Callable[..., int]
@@ -150,3 +151,11 @@ def test_a_main_config_that_would_be_passed_over_is_refused(
         capsys.readouterr().err
     )
     assert command(lambda plan, folder: None, where, "logger=none") == 0  # a folder of more groups
+
+
+@pytest.mark.parametrize("folder", ["empty", "not_there"])
+def test_a_folder_that_would_change_nothing_is_refused(tmp_path, folder):
+    (tmp_path / "empty").mkdir()
+    for words in ([], ["--config-name", "config"]):
+        with pytest.raises(UserError, match=f"--config-dir=.*{folder}"):
+            repeating([f"--config-dir={tmp_path / folder}", *words, "seed=1"])

@@ -86,12 +86,27 @@ def repeating(arguments: Sequence[str]) -> list[str]:
                 f"--config-name={named} is the name of a file of conf/ too, which wins over {file}: give that another "
                 "name."
             )
+        _check_used(Path(folder), file)
         return list(arguments)
     if {"-m", "--multirun"} & set(rest):
         raise UserError(f"-m cannot repeat the run of {file}: repeat it once for each value, as in seed=1.")
     recorded_plan(file)
     ConfigStore.instance().store(name=NODE, node=_repeated(recorded_config(file), rest))
     return ["--config-name", NODE, *rest]
+
+
+def _check_used(folder: Path, file: Path) -> None:
+    """Raise `UserError` for a folder that would change nothing: without the named config, and without options."""
+    if not folder.is_dir():
+        raise UserError(
+            f"--config-dir={folder} is not a folder: it must be a run's folder, or one laid out as conf/."
+        )
+    groups = {group.name for group in config_dir().iterdir() if group.is_dir()}
+    if not file.is_file() and not groups & {inside.name for inside in folder.iterdir()}:
+        raise UserError(
+            f"--config-dir={folder} holds no {file.name}, and no folder of options as conf/ has them: it must be the "
+            "folder of one run, as in outputs/<date>/<time>_<name>, or one laid out as conf/."
+        )
 
 
 def _taken(arguments: list[str], *names: str) -> str | None:

@@ -13,7 +13,7 @@ from fedspa.layer_sparsity.base import LayerSparsity
 logger = logging.getLogger(__name__)
 
 STEPS = 10**6
-"""The largest sparsity that works is told to a millionth."""
+"""The largest sparsity that leaves no layer empty is given to a millionth."""
 
 
 def counts_with_flow(
@@ -82,7 +82,9 @@ def _refusal(
         middle = (low + high) // 2
         low, high = (middle, high) if works(middle) else (low, middle)
     largest = f"{low / STEPS:.6f}".rstrip("0").rstrip(".")
-    way_out = f"use sparsity={largest} at most"
+    way_out = (
+        f"above sparsity={largest} that is so for sure, and a network needs far more to learn; lower sparsity"
+    )
     if rule.min_active == 0:
         way_out += (
             ", or layer_sparsity.min_active=1, which keeps at least one active parameter in each tensor"

@@ -126,6 +126,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     initial_mask: Callable[[int], PackedMask] = lambda client: full_mask  # noqa: E731
     if active and not plan.mask.searches_first:
         initial_mask = InitialMasks(space, active, shared=plan.mask.initial == "same", seed=settings.seed)
+        _check_flow(plan, eager, initial_mask(0), torch.from_numpy(rows.train[0][:SEEN]))
     origin = Origin(whole[: space.total].clone(), initial_mask, full_mask)
 
     def evaluator(images: Pixels, client_rows: Sequence[np.ndarray], prefix: str = "") -> Evaluator:
@@ -197,6 +198,38 @@ def _executor(plan: Plan, visitor: Visitor, origin: Origin, launch: Launch) -> E
             keep_freed_memory()
         return InProcess(visitor)
     return Workers(visitor, workers, len(origin.weights), origin.weights.dtype)
+
+
+SEEN = 64
+"""Images by which a sparse network is tried before training."""
+
+
+def _check_flow(plan: Plan, eager: EagerEngine, mask: PackedMask, rows: torch.Tensor) -> None:
+    """Raise `UserError` where a first mask leaves no path through the initial network: it tells no image from another.
+
+    `rows`: int64 [n], training images to try.
+    """
+    dense = eager.weights
+    sparse = torch.cat([mask.unpack(like=dense) * dense[: mask.length], dense[mask.length :]])
+    images = eager.pixels.batch(rows.to(eager.device), None).images
+    if _tells_apart(eager, dense, images) and not _tells_apart(eager, sparse, images):
+        raise UserError(
+            f"sparsity={plan.settings.sparsity} with layer_sparsity={plan.names['layer_sparsity']} leaves no path "
+            f"through the network: under the first mask it gives the same answer for {len(rows)} images. Lower "
+            "sparsity, or use another layer_sparsity."
+        )
+
+
+@torch.no_grad()
+def _tells_apart(eager: EagerEngine, weights: torch.Tensor, images: torch.Tensor) -> bool:
+    """Whether the network with these weights [total] gives different answers for some of the images."""
+    module, kept = eager.module, eager.weights
+    module.start(weights)
+    module.eval()
+    with eager.fabric.autocast():
+        answers = module.network(images)
+    module.start(kept)
+    return bool((answers != answers[0]).any())
 
 
 def _check_batches(plan: Plan, rows: ClientRows, network: nn.Module) -> None:
