@@ -21,10 +21,11 @@ slow: $(READY) ## run the tests that are too slow for every change, in about ten
 coverage: $(READY) ## run the tests, and say which lines of src/ they reach
 	$(RUN) -m pytest $(PARALLEL) --cov --cov-report=term:skip-covered
 
-check: $(READY) ## look for mistakes without running: ruff and mypy
+check: $(READY) ## look for mistakes without running: ruff, mypy and import-linter
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check --quiet .
 	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports --no-logo
 
 docs: $(READY) ## build the documentation into outputs/site, and fail on a broken link
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet

@@ -23,7 +23,7 @@ PARTS = ("cpu_round", "round_profile", "sharing", "local_step", "mask_search", "
 
 def machine() -> str:
     """The processor, the cores, and the versions that matter."""
-    from fedspa.running.launch import usable_cores
+    from fedspa.core.launch import usable_cores
 
     try:
         name = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())

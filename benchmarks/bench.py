@@ -15,11 +15,11 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from fedspa.running.launch import ALONE, Launch
-from fedspa.running.rank_group import RankGroup
+from fedspa.core.launch import ALONE, Launch
+from fedspa.runs.rank_group import RankGroup
 
 if TYPE_CHECKING:
-    from fedspa.running.assembly import Federation
+    from fedspa.runs.assembly import Federation
 
 Row = dict[str, Any]
 
@@ -39,12 +39,12 @@ def federation(*overrides: str, launch: Launch = ALONE, group: RankGroup | None 
     """A federation by the words of src/train.py; it writes no files. `group`: the launch's ranks, joined."""
     from hydra import compose, initialize_config_dir
 
-    from fedspa import config
-    from fedspa.paths import config_dir
-    from fedspa.running import assembly
+    from fedspa.config import plan as config
+    from fedspa.core.paths import config_dir
+    from fedspa.runs import assembly
 
     config.register()
-    fixed = ["logger=none", "federation.rounds=100000"]
+    fixed = ["logger=none", "federation.rounds=50000", "dataset.least_test_share=0"]
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         return assembly.build(config.check(compose("config", overrides=[*fixed, *overrides])), launch, group)
 
@@ -66,7 +66,7 @@ class PlainLeNet5(nn.Sequential):
         )
 
 
-def plain_visit(
+def plain_training(
     client: nn.Module, start: dict[str, torch.Tensor], images: torch.Tensor, labels: torch.Tensor,
     rows: torch.Tensor, epochs: int, batch_size: int = 128,
 ) -> dict[str, torch.Tensor]:  # fmt: skip

@@ -1,16 +1,16 @@
 """A FedAvg round on the CPU against a plain PyTorch loop: `python benchmarks/cpu_round.py [repeats]`.
 
 LeNet5, 10 clients x 5 epochs x 1,248 images of 28 x 28, batch 128, as the paper's EMNIST runs have them; evaluation is
-left out. The plain loop may use every core inside its operations, as torch does unless told otherwise.
+left out. The plain loop may use every core inside its operations, as torch does unless it is set otherwise.
 """
 
 from __future__ import annotations
 
 import torch
-from bench import EMNIST, PlainLeNet5, federation, in_turns, plain_visit, repeats, report, seconds
+from bench import EMNIST, PlainLeNet5, federation, in_turns, plain_training, repeats, report, seconds
 
-from fedspa.data.source import ImageSet
-from fedspa.running.launch import usable_cores
+from fedspa.core.launch import usable_cores
+from fedspa.data.image_set import ImageSet
 
 
 def plain_round(
@@ -21,7 +21,7 @@ def plain_round(
     server = PlainLeNet5()
     mean = {name: torch.zeros_like(value) for name, value in server.state_dict().items()}
     for rows in clients:
-        client = plain_visit(PlainLeNet5(), server.state_dict(), images, labels, rows, epochs=5)
+        client = plain_training(PlainLeNet5(), server.state_dict(), images, labels, rows, epochs=5)
         for name, value in client.items():
             mean[name] += value / len(clients)
     server.load_state_dict(mean)

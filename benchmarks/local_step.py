@@ -1,8 +1,8 @@
 """One step of local training, by model and engine, on one thread: `python benchmarks/local_step.py [repeats]`.
 
-Ours (augmentation off, clipping and all) against the same step written down in plain PyTorch, on the same images. Every
-model by the eager engine, and those that compile in seconds by the others too. Words of src/train.py after the repeats,
-such as `engine=compiled`, are measured instead; `model=vgg11` measures one model alone.
+Ours (augmentation off, clipping and all) against the same step written down in plain PyTorch, on the same images.
+Every model by the eager engine, and those that compile in seconds by the compiled one too. Words of src/train.py
+after the repeats, such as `engine=compiled`, are measured instead; `model=vgg11` measures one model alone.
 """
 
 from __future__ import annotations
@@ -11,14 +11,24 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import torch
-from bench import PlainLeNet5, Row, cpu_seconds, federation, in_turns, plain_visit, repeats, report, seconds
+from bench import (
+    PlainLeNet5,
+    Row,
+    cpu_seconds,
+    federation,
+    in_turns,
+    plain_training,
+    repeats,
+    report,
+    seconds,
+)
 
-from fedspa.data.source import ImageSet
+from fedspa.core.randomness import generator
+from fedspa.data.image_set import ImageSet
 from fedspa.models.resnet18 import ResNet18
 from fedspa.models.small_cnn import SmallCNN
 from fedspa.models.vgg11 import VGG11
-from fedspa.randomness import generator
-from fedspa.rounds.requests import Train
+from fedspa.training.base import LocalTask
 
 MODELS = {
     "small_cnn": (lambda: SmallCNN(1, 8, 10), 1, 8, 10, 64),
@@ -28,15 +38,9 @@ MODELS = {
 }
 """The plain loop's network, channels, side, classes, and a batch that keeps a repeat short on a CPU."""
 STEPS = 5
-STACK = 4
-"""Clients in lockstep, by the stacked engine."""
 CELLS = (
     *((model, ("engine=eager",)) for model in MODELS),
-    *(
-        (model, (f"engine={engine}",))
-        for model in ("small_cnn", "lenet5")
-        for engine in ("compiled", "stacked")
-    ),
+    *((model, ("engine=compiled",)) for model in ("small_cnn", "lenet5")),
 )
 
 
@@ -50,18 +54,17 @@ def rows(repeats: int, words: Sequence[str]) -> Iterator[Row]:
 
 
 def measured(model: str, repeats: int, overrides: Sequence[str]) -> Row:
-    """One model's row: milliseconds are those of one client's step."""
+    """One model's row: milliseconds are those of one step."""
     build, channels, side, classes, batch = MODELS[model]
-    clients = STACK if "engine=stacked" in overrides else 1
     made = federation(
-        "dataset=synthetic", "partition=iid", "method=fedavg", f"federation.clients={clients}",
-        f"federation.clients_per_round={clients}", "hardware.workers=1", f"model={model}",
+        "dataset=synthetic", "partition=iid", "method=fedavg", "federation.clients=1",
+        "federation.clients_per_round=1", "hardware.workers=1", f"model={model}",
         f"dataset.channels={channels}", f"dataset.image_size={side}", f"dataset.classes={classes}",
-        f"dataset.train_size={clients * STEPS * batch}", "dataset.test_size=200", f"training.batch_size={batch}",
+        f"dataset.train_size={STEPS * batch}", "dataset.test_size=200", f"training.batch_size={batch}",
         *overrides,
     )  # fmt: skip
-    engine, train = made.visitor.engine, made.data.train
-    own = [torch.from_numpy(rows) for rows in made.rows.train]
+    engine, train = made.runner.setup.engine, made.data.train
+    own = torch.from_numpy(made.rows.train[0])
     assert isinstance(train, ImageSet)
     network = build().to(engine.device)
     start = {name: value.clone() for name, value in network.state_dict().items()}
@@ -74,27 +77,16 @@ def measured(model: str, repeats: int, overrides: Sequence[str]) -> Row:
             torch.cuda.synchronize(engine.device)
 
     def plain() -> None:
-        for rows in own:
-            plain_visit(network, start, images, labels, rows, epochs=1, batch_size=batch)
+        plain_training(network, start, images, labels, own, epochs=1, batch_size=batch)
         wait()
 
     def ours() -> None:
-        engine.answer(
-            [
-                Train(
-                    weights=weights,
-                    rows=rows,
-                    epochs=1,
-                    learning_rate=0.1,
-                    generator=generator(0, "benchmark", 0, client),
-                )
-                for client, rows in enumerate(own)
-            ]
-        )
+        source = generator(0, "benchmark")
+        engine.train(LocalTask(weights=weights, rows=own, epochs=1, learning_rate=0.1, generator=source))
         wait()
 
     spent = seconds if engine.device.type == "cuda" else cpu_seconds
-    works = [lambda work=work: 1000 * spent(work) / (clients * STEPS) for work in (plain, ours)]
+    works = [lambda work=work: 1000 * spent(work) / STEPS for work in (plain, ours)]
     plain_ms, own_ms = in_turns(repeats, works)
     return {
         "model": model,

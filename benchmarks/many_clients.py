@@ -1,11 +1,11 @@
 """Start, rounds and memory by the number of clients: `python benchmarks/many_clients.py [quick | full]`.
 
-Whole runs of FedSpa on images that are made for each client, every run in a process of its own. quick: LeNet5 with DST
-among 1,000 to 1,000,000 clients and ResNet18 among 100 and 10,000, 10 and 4 visits a round. full: LeNet5 with 20,000
-visits among 1,000,000 clients, and ResNet18 with 200 among 10,000, its states beyond 50 MB in a file; with random masks
-and one image a visit, so that it takes a quarter of an hour or so. Prints a JSON line a
-run: seconds until the first round, median and all seconds a round, seconds from the last round to the end, and peak
-memory in GB of the run's own process and of the largest worker process.
+Whole runs of FedSpa on images that are made for each client, every run in a process of its own. quick: LeNet5 with
+DST among 1,000 to 1,000,000 clients and ResNet18 among 100 and 10,000, 10 and 4 participants a round. full: LeNet5
+with 20,000 client updates among 1,000,000 clients, and ResNet18 with 200 among 10,000, its states beyond 50 MB in a
+file; with random masks and one image a client, so that it takes a quarter of an hour or so. Prints a JSON line a run:
+seconds until the first round, median and all seconds a round, seconds from the last round to the end, and peak memory
+in GB of the run's own process and of the largest worker process.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 LENET = ["dataset=synthetic_clients", "dataset.client_train_images=10", "dataset.client_test_images=10"]
 RESNET = [*LENET, "model=resnet18", "dataset.channels=3", "dataset.image_size=32", "dataset.classes=100"]
 LITTLE = ["mask=rsm", "dataset.client_train_images=1", "eval.every=5"]
-"""As little work a visit as can be: its states are as large as any, and what it costs to keep them shows."""
+"""As little work a client update as can be: its states are as large as any, and what it costs to keep them shows."""
 SHORT = ["training.epochs=1", "training.batch_size=10", "logger=none"]
 
 
-def case(clients: int, rounds: int, visits: int, tested: int, *overrides: str) -> list[str]:
-    """The overrides of a run of `rounds` with `visits` each, that tests the models of `tested` clients."""
+def case(clients: int, rounds: int, participants: int, tested: int, *overrides: str) -> list[str]:
+    """The overrides of a run; `participants`: a round; `tested`: clients whose models are tested."""
     sizes = [
         f"federation.clients={clients}",
-        f"federation.clients_per_round={visits}",
+        f"federation.clients_per_round={participants}",
         f"eval.clients={tested}",
     ]
     return [*SHORT, *overrides, *sizes, f"federation.rounds={rounds}"]
@@ -82,9 +82,9 @@ def measure(overrides: list[str]) -> dict[str, Any]:
     begin = time.perf_counter()
     from hydra import compose, initialize_config_dir
 
-    from fedspa import config
-    from fedspa.paths import config_dir
-    from fedspa.running.experiment import run
+    from fedspa.config import plan as config
+    from fedspa.core.paths import config_dir
+    from fedspa.runs.experiment import run
 
     config.register()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
@@ -101,7 +101,7 @@ def measure(overrides: list[str]) -> dict[str, Any]:
     return {
         "model": summary["model"],
         "clients": summary["clients"],
-        "visited": int(summary["accuracy"]["local"]["clients"]),
+        "took_part": int(summary["accuracy"]["local"]["clients"]),
         "start_s": round(watch.started - begin, 1),
         "round_s": round(median(watch.seconds), 3),
         "rounds_s": [round(seconds, 3) for seconds in watch.seconds],

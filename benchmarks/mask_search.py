@@ -1,7 +1,7 @@
 """A mask search of DST, by model: `python benchmarks/mask_search.py [repeats]`.
 
-`gradient_ms` is the dense gradient of one batch, `select_ms` dropping and growing by it, tensor by tensor, and packing
-the mask; the share is that of both in a visit of 5 epochs of 10 such batches.
+`gradient_ms` is the dense gradient of one batch, `select_ms` dropping and growing by it, tensor by tensor, and
+packing the mask; the share is that of both in a client update of 5 epochs of 10 such batches.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from functools import partial
 import torch
 from bench import Row, cpu_seconds, federation, in_turns, repeats, report
 
-from fedspa.masks.base import SearchInput
-from fedspa.masks.packed import PackedMask
-from fedspa.randomness import generator
-from fedspa.rounds.requests import Gradient, Train
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.randomness import generator
+from fedspa.masks.search_input import SearchInput
+from fedspa.methods.base import MaskedMethod
+from fedspa.training.base import LocalTask
 
 MODELS = {"lenet5": (1, 28, 26, 128), "vgg11": (3, 32, 10, 32), "resnet18": (3, 32, 100, 16)}
 """Channels, side, classes, batch."""
@@ -35,29 +36,28 @@ def measured(model: str, repeats: int) -> Row:
         f"dataset.classes={classes}", f"dataset.train_size={batch}", "dataset.test_size=200",
         f"training.batch_size={batch}",
     )  # fmt: skip
-    engine, own, searcher = (
-        made.visitor.engine,
-        torch.from_numpy(made.rows.train[0]),
-        made.visitor.searcher,
-    )
-    own_mask = made.loop.client_state(0).mask
-    assert searcher is not None and own_mask is not None
-    mask = own_mask.unpack(like=engine.weights)
+    engine, own = made.runner.setup.engine, torch.from_numpy(made.rows.train[0])
+    assert isinstance(made.runner.method, MaskedMethod)
+    searcher = made.runner.method.searcher
+    mask = made.loop.state.mask(0).unpack(like=engine.weights)
     weights = mask * engine.weights
-    (found,) = engine.answer([Gradient(weights=weights, rows=own, generator=generator(0, "benchmark"))])
-    assert isinstance(found, torch.Tensor)
 
-    def gradient() -> None:
-        engine.answer([Gradient(weights=weights, rows=own, generator=generator(0, "benchmark"))])
+    def gradient() -> torch.Tensor:
+        return engine.gradient(weights, own, generator(0, "benchmark"))
+
+    search = SearchInput(
+        space=engine.space, mask=mask, weights=weights, gradient=gradient(), round=0,
+        generator=generator(0, "benchmark"), counts=engine.space.count(mask),
+    )  # fmt: skip
 
     def select() -> None:
-        source = generator(0, "benchmark")
-        PackedMask.pack(searcher.next_mask(SearchInput(engine.space, mask, weights, found, 0, source)))
+        PackedMask.pack(searcher.next_mask(search))
 
     def step() -> None:
         source = generator(0, "benchmark")
-        step = Train(weights=weights, rows=own, mask=mask, epochs=1, learning_rate=0.1, generator=source)
-        engine.answer([step])
+        engine.train(
+            LocalTask(weights=weights, rows=own, mask=mask, epochs=1, learning_rate=0.1, generator=source)
+        )
 
     spent = in_turns(repeats, [partial(cpu_seconds, work) for work in (gradient, select, step)])
     gradient_ms, select_ms, step_ms = (1000 * seconds for seconds in spent)
@@ -66,7 +66,7 @@ def measured(model: str, repeats: int) -> Row:
         "parameters": engine.space.total,
         "gradient_ms": gradient_ms,
         "select_ms": select_ms,
-        "share_of_a_visit_%": 100 * (gradient_ms + select_ms) / (gradient_ms + select_ms + 50 * step_ms),
+        "share_of_an_update_%": 100 * (gradient_ms + select_ms) / (gradient_ms + select_ms + 50 * step_ms),
     }
 
 

@@ -30,7 +30,7 @@ def measure(model: str) -> Row:
     """In a process of its own: peak resident memory in MB."""
     import resource
 
-    import fedspa.running.experiment  # noqa: F401 (what a run imports)
+    import fedspa.runs.experiment  # noqa: F401 (what a run imports)
 
     imports = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     channels, side, batch = MODELS[model]

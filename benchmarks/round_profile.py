@@ -1,8 +1,8 @@
 """Where the time of a round goes: `python benchmarks/round_profile.py [rounds]`.
 
-LeNet5 on made-up EMNIST images, 10 visits of 5 epochs of 1,248 images a round, and after each the tests of every
-client's global and personal model (eval.every=1). Shares are of the whole round. Training, search and the tests of
-local models go on in several workers at once: their seconds are divided by the workers' number.
+LeNet5 on made-up EMNIST images, 10 client updates of 5 epochs of 1,248 images a round, and after each round the tests
+of every client's global and personal model (eval.every=1). Shares are of the whole round. Training, search and the
+tests of local models go on in several workers at once: their seconds are divided by the workers' number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import median
 
 from bench import EMNIST, Row, federation, repeats, report, seconds
 
-from fedspa.running.launch import usable_cores
+from fedspa.core.launch import usable_cores
 
 RUNS = {
     "FedAvg, 10 clients": ("method=fedavg", "federation.clients=10", "dataset.train_size=12480"),
@@ -29,7 +29,7 @@ def rows(rounds: int) -> Iterator[Row]:
         next(run)
         for _ in range(rounds):
             spent = next(run).seconds
-            tests = seconds(partial(made.loop._test, made.loop.state.draft()))  # as eval.every=1 would
+            tests = seconds(partial(made.loop.tests.scores, made.loop.state.draft()))  # as eval.every=1 would
             shared = {phase: spent[phase] / workers for phase in ("train", "search", "evaluate")}
             parts.append((spent["total"] + tests, *shared.values(), spent["aggregate"], tests))
         made.executor.close()

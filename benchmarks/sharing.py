@@ -1,7 +1,7 @@
 """A round shared out among worker processes and among ranks: `python benchmarks/sharing.py [turns]`.
 
-LeNet5 with DST, 8 visits of an epoch of 1,248 images of 28 x 28, batch 128, and the tests of all clients' models: on
-one process, on as many workers as there are cores, and on as many ranks, each with one thread.
+LeNet5 with DST, 8 client updates of an epoch of 1,248 images of 28 x 28, batch 128, and the tests of all clients'
+models: on one process, on as many workers as there are cores, and on as many ranks, each with one thread.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from functools import partial
 
 from bench import EMNIST, Row, federation, in_turns, repeats, report
 
-from fedspa.running.joining import joined
-from fedspa.running.launch import launched, usable_cores
+from fedspa.core.launch import launched, usable_cores
+from fedspa.runs.joining import joined
 
 WORDS = (
     *EMNIST, "training.epochs=1", "mask=dst", "federation.clients=8", "federation.clients_per_round=8", "hardware=cpu",

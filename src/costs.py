@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedspa.cli import main
-from fedspa.config import Plan
-from fedspa.errors import check_choice
-from fedspa.settings import Config
+from fedspa.config.plan import Plan
+from fedspa.core.errors import check_choice
+from fedspa.core.settings import Config
 
 
 @dataclass
@@ -36,7 +36,7 @@ class CostConfig(Config):
 
 def costs(plan: Plan, folder: Path) -> None:
     """The costs of one run; `folder` stays empty."""
-    from fedspa.costing.cost_report import (  # brings torch: seconds, spent only without mistakes
+    from fedspa.planning.cost_report import (  # brings torch: seconds, spent only without mistakes
         CostReport,
         show,
     )

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedspa.errors import UserError
-from fedspa.running.interruption import ends_when_interrupted
-from fedspa.running.streams import ends_with_its_reader
+from fedspa.core.errors import UserError
+from fedspa.runs.interruption import ends_when_interrupted
+from fedspa.runs.streams import ends_with_its_reader
 
 
 @ends_with_its_reader

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import sys
 
-from fedspa.errors import UserError
+from fedspa.core.errors import UserError
 from fedspa.report.options import parse
-from fedspa.running.interruption import ends_when_interrupted
-from fedspa.running.streams import ends_with_its_reader
+from fedspa.runs.interruption import ends_when_interrupted
+from fedspa.runs.streams import ends_with_its_reader
 
 
 @ends_with_its_reader

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
+from fedspa.checkpoints.resuming import place
 from fedspa.cli import log_into, main
-from fedspa.config import Plan
-from fedspa.folders import is_chosen
-from fedspa.running.launch import launched
-from fedspa.saving.resuming import place
+from fedspa.config.plan import Plan
+from fedspa.core.launch import launched
+from fedspa.runs.folders import is_chosen
 
 
 def train(plan: Plan, folder: Path) -> None:
@@ -31,13 +31,13 @@ def train(plan: Plan, folder: Path) -> None:
     if plan.settings.dry_run:
         if not launched().main:
             return
-        from fedspa.costing.dry_run import listing
-        from fedspa.costing.outlook import outlook
+        from fedspa.planning.dry_run import listing
+        from fedspa.planning.outlook import outlook
 
         print(outlook(plan), end="\n\n", flush=True)
         print(listing({plan.settings.name: plan}))
         return
-    from fedspa.running.joining import joined
+    from fedspa.runs.joining import joined
 
     with joined(launched()) as group:
         found = group.from_first(lambda: place(plan, folder, given=is_chosen(HydraConfig.get())))
@@ -46,7 +46,7 @@ def train(plan: Plan, folder: Path) -> None:
                 print(f"Finished already: {found.folder}")
             return
         log_into(found.folder)
-        from fedspa.running.experiment import run
+        from fedspa.runs.experiment import run
 
         run(plan, found.folder, group)
 

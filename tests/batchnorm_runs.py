@@ -5,6 +5,7 @@ from __future__ import annotations
 from federations import Federation, federation, halved, random_clients
 from torch import nn
 
+from fedspa.core.settings import TrainingSettings
 from fedspa.masks.dst import DST
 from fedspa.masks.rigl import RigL
 from fedspa.masks.rsm import RSM
@@ -18,7 +19,7 @@ from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.methods.subsampling import Subsampling
 from fedspa.models.batchnorm import with_batchnorm
 from fedspa.models.initialise import seeded
-from fedspa.settings import TrainingSettings
+from fedspa.models.personal_layers import set_personal_layers
 
 CLIENTS = random_clients(3, 9, 14, 8)  # with batches of 4, one client has a last batch of a single image
 TRAINING = TrainingSettings(epochs=2, batch_size=4, clip_norm=0.5, momentum=0.5, weight_decay=0.1)
@@ -37,7 +38,8 @@ METHODS = {
 
 
 def network(policy: str = "average") -> nn.Module:
-    """A small network with two BatchNorm layers under a policy of `model.batchnorm`."""
+    """A small network with two BatchNorm layers under a policy of `model.batchnorm`, or `norm`, those of
+    `personal_layers`."""
     made = seeded(
         lambda: nn.Sequential(
             *(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True)),
@@ -46,6 +48,9 @@ def network(policy: str = "average") -> nn.Module:
         ),
         seed=0,
     )
+    if policy == "norm":
+        set_personal_layers(made, "norm", None)
+        return made
     return with_batchnorm(made, policy)
 
 

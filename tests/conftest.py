@@ -11,10 +11,10 @@ import hypothesis
 import pytest
 from omegaconf import DictConfig
 
-from fedspa.config import Plan, check, register
+from fedspa.config.plan import Plan, check, register
+from fedspa.core.paths import config_dir
 from fedspa.kernels import building
-from fedspa.paths import config_dir
-from fedspa.sweeping.studies import register_studies
+from fedspa.studies.studies import register_studies
 
 # The tests run on every core, a process each: one thread a process, in the commands that they start too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -15,29 +16,32 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from fedspa.costing.costs import NetworkCosts
+from fedspa.communication.link import Link
+from fedspa.core.client import ClientUpdate, Initial, Trained
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.records import RoundRecord
+from fedspa.core.settings import EvalSettings, FaultSettings, FederationSettings, TrainingSettings
+from fedspa.core.weights import ParameterSpace
+from fedspa.costs.network import NetworkCosts
 from fedspa.data.batches import Pixels
-from fedspa.data.source import Augmentation, ImageSet
-from fedspa.engines.base import Engine
-from fedspa.engines.eager import EagerEngine
+from fedspa.data.image_set import Augmentation, ImageSet
+from fedspa.federated.client import ClientSetup
+from fedspa.federated.client_runner import ClientRunner
+from fedspa.federated.evaluation import Evaluator
+from fedspa.federated.executor import Executor, InProcess
+from fedspa.federated.loop import FederatedLoop
+from fedspa.federated.messages import Messages
+from fedspa.federated.own_layers import OwnLayers
 from fedspa.layer_sparsity.erk import ErdosRenyiKernel
 from fedspa.masks.base import MaskSearcher
 from fedspa.masks.initial import InitialMasks
-from fedspa.masks.packed import PackedMask
-from fedspa.methods.base import Method, Origin, Visit
+from fedspa.methods.base import Method
 from fedspa.metrics.accuracy import Accuracy
 from fedspa.models.initialise import seeded
 from fedspa.models.small_cnn import SmallCNN
-from fedspa.records import RoundRecord
-from fedspa.rounds.evaluation import Evaluator
-from fedspa.rounds.federation import FederatedLoop
-from fedspa.rounds.link import Link
-from fedspa.rounds.own_layers import OwnLayers
-from fedspa.rounds.requests import Train, Trained
-from fedspa.rounds.visitor import Visitor
-from fedspa.running.executor import Executor, InProcess
-from fedspa.settings import EvalSettings, FaultSettings, FederationSettings, TrainingSettings
-from fedspa.weights import ParameterSpace
+from fedspa.runs.workers import Workers
+from fedspa.training.base import Engine, LocalTask
+from fedspa.training.eager import EagerEngine
 
 torch.set_num_threads(1)
 
@@ -71,9 +75,7 @@ def engine(network: nn.Module, train: Pixels, training: TrainingSettings) -> Eag
 
 def train(runner: Engine, weights: torch.Tensor, rows: torch.Tensor, **options: Any) -> Trained:
     """One client's training."""
-    (trained,) = runner.answer([Train(weights=weights, rows=rows, **options)])
-    assert isinstance(trained, Trained)
-    return trained
+    return runner.train(LocalTask(weights=weights, rows=rows, **options))
 
 
 @dataclass(frozen=True)
@@ -100,16 +102,22 @@ def random_clients(*sizes: int, side: int = 8, classes: int = 3, seed: int = 0) 
 
 @dataclass(frozen=True)
 class Federation:
-    """A loop, what every client's visit left in each round, and the first global weights."""
+    """A loop, the updates of every round, and the first global weights."""
 
     loop: FederatedLoop
-    visits: list[tuple[int, Visit]]
-    """Client and visit, in the order in which they happened."""
+    updates: list[tuple[int, ClientUpdate]]
+    """Client and update, in the order in which they happened."""
+    losses: list[tuple[int, float]]
+    """Client and mean loss, likewise."""
     space: ParameterSpace
     initial: torch.Tensor
 
     def run(self) -> list[RoundRecord]:
         return list(self.loop.rounds())
+
+    def close(self) -> None:
+        """End the processes of its executor."""
+        self.loop._executor.close()
 
     @property
     def weights(self) -> torch.Tensor:
@@ -147,7 +155,7 @@ def federation(
     convention: str = "honest",
     wire: str | None = None,
     faults: FaultSettings | None = None,
-    executor: Callable[[Visitor], Executor] = InProcess,
+    executor: Callable[[ClientRunner], Executor] = InProcess,
     engine_of: Callable[[EagerEngine], Engine] = lambda eager: eager,
 ) -> Federation:
     """A federation in which every client takes part, unless told otherwise. Takes the network over.
@@ -162,30 +170,40 @@ def federation(
         shared = searcher is None or searcher.initial == "same"
         initial_mask = InitialMasks(space, active, shared=shared, seed=0)
     accuracy = {"accuracy": Accuracy(name="accuracy")}
-    visitor = Visitor(
+    if searcher is not None:
+        method = copy(method)
+        method.searcher = searcher
+    setup = ClientSetup(
         seed=seed,
         training=training,
-        method=method,
-        searcher=searcher,
         engine=runner,
         network=NetworkCosts.of(network, tuple(clients.train.images.shape[1:]), convention),
-        evaluators=[Evaluator(test, clients.test_rows, accuracy, clients.classes, batch_size=8)],
         client_rows=clients.train_rows,
-        active=active,
+        target_counts=active,
         own_layers=OwnLayers(whole[space.total :], method.trains_personal),
-        link=Link(space, wire) if wire else None,
+    )
+    client_runner = ClientRunner(
+        setup=setup,
+        method=method,
+        evaluators=[Evaluator(test, clients.test_rows, accuracy, clients.classes, batch_size=8)],
+        messages=Messages(setup.network, seed, Link(space, wire, seed) if wire else None),
         faults=faults or FaultSettings(),
     )
-    count, initial, visits = len(clients.train_rows), whole[: space.total], []
+    count, weights, updates, losses = len(clients.train_rows), whole[: space.total], [], []
+
+    def on_update(job, weights, result):
+        updates.append((job.client, result.update))
+        losses.append((job.client, float(result.loss)))
+
     loop = FederatedLoop(
-        visitor,
-        executor(visitor),
+        client_runner,
+        executor(client_runner),
         FederationSettings(count, clients_per_round or count, rounds),
         EvalSettings(every=eval_every),
-        Origin(initial, initial_mask or (lambda client: full_mask), full_mask),
-        on_visit=lambda call, weights, visit: visits.append((call.client, visit)),
+        Initial(weights, initial_mask or (lambda client: full_mask), full_mask),
+        on_update=on_update,
     )
-    return Federation(loop, visits, space, initial.clone())
+    return Federation(loop, updates, losses, space, weights.clone())
 
 
 SMALL_CLIENTS = random_clients(6, 10, 14, 10)
@@ -215,6 +233,15 @@ def small(
         rounds=rounds,
         dtype=torch.float32,
         **options,
+    )
+
+
+def two_workers(runner: ClientRunner) -> Workers:
+    """An executor of two processes, which the test has to close."""
+    weights = runner.setup.engine.weights[: runner.setup.space.total]
+    full_mask = PackedMask.pack(torch.ones_like(weights))
+    return Workers(
+        runner, 2, runner.method.server_init(Initial(weights, lambda client: full_mask, full_mask))
     )
 
 

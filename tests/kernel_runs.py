@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from federations import engine, pixels, random_images
 from torch import nn
 
-from fedspa.engines.choice import Workload
-from fedspa.engines.eager import EagerEngine
+from fedspa.core.settings import TrainingSettings
 from fedspa.kernels.building import CannotBuild
 from fedspa.kernels.conv_pool import ConvPoolKernel
 from fedspa.models.initialise import seeded
 from fedspa.models.lenet5 import LeNet5
-from fedspa.settings import TrainingSettings
+from fedspa.training.eager import EagerEngine
+from fedspa.training.workload import Workload
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/fedspa/kernels/conv_pool.c"

@@ -11,28 +11,28 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fedspa.config import Plan
-from fedspa.engines.eager import EagerEngine
-from fedspa.methods.merge import Merge
-from fedspa.rounds.visitor import Visitor
-from fedspa.running.experiment import run
-from fedspa.running.interruption import Preempted
-from fedspa.saving import checkpoint
-from fedspa.saving.checkpoint import Checkpoints
+from fedspa.checkpoints import checkpoint
+from fedspa.checkpoints.checkpoint import Checkpoints
+from fedspa.config.plan import Plan
+from fedspa.federated.aggregation import Aggregator
+from fedspa.federated.client_runner import ClientRunner
+from fedspa.runs.experiment import run
+from fedspa.runs.interruption import Preempted
 from fedspa.tracking import run_folder
 from fedspa.tracking.run_folder import RunFolder
+from fedspa.training.eager import EagerEngine
 
 POINTS: dict[str, tuple[Any, str]] = {
     "training": (EagerEngine, "_step"),
-    "testing": (Visitor, "_prediction"),
-    "aggregation": (Merge, "fold"),
-    "merge": (Merge, "apply"),
+    "testing": (ClientRunner, "_predict"),
+    "aggregation": (Aggregator, "add"),
+    "merge": (Aggregator, "result"),
     "table": (run_folder._Table, "write"),
     "sync": (RunFolder, "sync"),
     "fsync": (os, "fsync"),
     "rename": (os, "replace"),
     "prune": (Path, "unlink"),
-    "finetuning": (Visitor, "_finetune"),
+    "finetuning": (ClientRunner, "_finetune"),
     "results": (run_folder, "save_tensors"),
     "clear": (Checkpoints, "clear"),
 }

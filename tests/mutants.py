@@ -36,7 +36,7 @@ TESTS = {
     "masks/packed.py": ["test_masks.py", "test_wire.py", *QUICK],
     "masks/rsm.py": ["test_masks.py", *QUICK],
     "masks/select.py": ["test_masks.py", *QUICK],
-    "methods/merge.py": QUICK,
+    "rounds/aggregation.py": QUICK,
     "costing/costs.py": ["test_costs.py", "test_cost_report.py", *QUICK],
     "layer_sparsity/base.py": ["test_layer_sparsity.py"],
     "layer_sparsity/er.py": ["test_layer_sparsity.py"],

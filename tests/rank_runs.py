@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from kill_points import instrumented, silence
 
-from fedspa.config import Plan
-from fedspa.errors import UserError
-from fedspa.running.experiment import run
-from fedspa.running.interruption import Preempted
+from fedspa.config.plan import Plan
+from fedspa.core.errors import UserError
+from fedspa.runs.experiment import run
+from fedspa.runs.interruption import Preempted
 
 PATIENCE = 60
 """Seconds after which ranks that have not ended are taken to wait for ever."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedspa.records import ClientRow, Costs, RoundRecord, RunInfo, RunResult, Spread
+from fedspa.core.records import ClientRow, Costs, RoundRecord, RunInfo, RunResult, Spread
 from fedspa.tracking.run_folder import RunFolder
 
 LABEL_COUNTS = np.array([[4, 0], [4, 0], [0, 4], [2, 2]])

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from fedspa.engines.capture import WARM_UPS, Captures
+from fedspa.training.capture import WARM_UPS, Captures
 
 FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "lift_fresh")
 

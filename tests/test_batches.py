@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspa.data.batches import Pixels
-from fedspa.data.source import Augmentation, ImageSet
+from fedspa.data.image_set import Augmentation, ImageSet
 
 N, SIDE = 23, 7
 MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]
@@ -57,7 +57,7 @@ def test_augmentation_equals_the_steps_by_hand(
     batch = ours.batch(rows, draws)
     assert (draws is None) == (not augmentation.active)
     plain = torch.tensor([[padding, padding, 0, 0, 0]] * 6) if draws is None else draws
-    for image, row, draw in zip(batch.images, rows, plain.tolist(), strict=True):
+    for image, row, draw in zip(batch.inputs, rows, plain.tolist(), strict=True):
         expected = by_hand(image_set(channels).images[row].numpy(), draw, augmentation)
         np.testing.assert_allclose(image.numpy(), expected, atol=1e-12)
 
@@ -65,20 +65,20 @@ def test_augmentation_equals_the_steps_by_hand(
 def test_batches_are_normalised_channels_last_and_labelled() -> None:
     ours = pixels(dtype=torch.float32)
     batch = ours.batch(torch.tensor([4, 0, 11]), None)
-    assert batch.images.dtype == torch.float32
-    assert batch.images.is_contiguous(memory_format=torch.channels_last)
-    assert batch.labels.tolist() == [4, 0, 1]
+    assert batch.inputs.dtype == torch.float32
+    assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+    assert batch.targets.tolist() == [4, 0, 1]
     centre, spread = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
     expected = (image_set().images[[4, 0, 11]] / 255 - centre) / spread
-    torch.testing.assert_close(batch.images, expected, atol=1e-6, rtol=1e-5)
-    assert pixels(dtype=torch.bfloat16).batch(torch.tensor([0]), None).images.dtype == torch.bfloat16
+    torch.testing.assert_close(batch.inputs, expected, atol=1e-6, rtol=1e-5)
+    assert pixels(dtype=torch.bfloat16).batch(torch.tensor([0]), None).inputs.dtype == torch.bfloat16
 
 
 def test_one_mean_serves_all_channels() -> None:
     one = Pixels(image_set(), [0.5], [0.2], Augmentation(), "cpu", torch.float64)
     three = Pixels(image_set(), [0.5] * 3, [0.2] * 3, Augmentation(), "cpu", torch.float64)
     rows = torch.arange(N)
-    assert torch.equal(one.batch(rows, None).images, three.batch(rows, None).images)
+    assert torch.equal(one.batch(rows, None).inputs, three.batch(rows, None).inputs)
 
 
 def test_draws_cover_their_ranges() -> None:
@@ -93,9 +93,9 @@ def test_an_epoch_gives_every_row_once(drop_last: bool, sizes: list[int]) -> Non
     rows = torch.tensor([3, 20, 7, 1, 9, 14, 2, 22, 5, 11])
     ours = pixels()
     batches = list(ours.epoch(rows, 4, torch.Generator().manual_seed(1), drop_last))
-    assert [len(batch.labels) for batch in batches] == sizes
-    seen = torch.cat([batch.images for batch in batches]).flatten(1)
-    whole = ours.batch(rows, None).images.flatten(1)
+    assert [len(batch.targets) for batch in batches] == sizes
+    seen = torch.cat([batch.inputs for batch in batches]).flatten(1)
+    whole = ours.batch(rows, None).inputs.flatten(1)
     matches = (seen[:, None] == whole[None]).all(2)
     assert (matches.sum(1) == 1).all() and matches.sum(0).max() == 1
     assert not torch.equal(seen, whole[: len(seen)])  # shuffled
@@ -106,7 +106,7 @@ def test_an_epoch_is_a_function_of_its_generator() -> None:
     rows = torch.arange(N)
 
     def images(seed: int) -> torch.Tensor:
-        return torch.cat([b.images for b in ours.epoch(rows, 8, torch.Generator().manual_seed(seed))])
+        return torch.cat([b.inputs for b in ours.epoch(rows, 8, torch.Generator().manual_seed(seed))])
 
     assert torch.equal(images(5), images(5))
     assert not torch.equal(images(5), images(6))
@@ -115,7 +115,7 @@ def test_an_epoch_is_a_function_of_its_generator() -> None:
 def test_the_batch_size_changes_no_image() -> None:
     ours = pixels(Augmentation(crop_padding=2, flip=True))
     small, large = (
-        torch.cat([b.images for b in ours.epoch(torch.arange(N), size, torch.Generator().manual_seed(0))])
+        torch.cat([b.inputs for b in ours.epoch(torch.arange(N), size, torch.Generator().manual_seed(0))])
         for size in (3, 16)
     )
     assert torch.equal(small, large)
@@ -125,5 +125,5 @@ def test_evaluation_goes_in_order_and_unaugmented() -> None:
     ours = pixels(Augmentation(crop_padding=3, flip=True, cutout=4))
     rows = torch.tensor([5, 2, 2, 19, 0])
     batches = list(ours.in_order(rows, 2))
-    assert torch.cat([batch.labels for batch in batches]).tolist() == [0, 2, 2, 4, 0]
-    assert torch.equal(torch.cat([batch.images for batch in batches]), pixels().batch(rows, None).images)
+    assert torch.cat([batch.targets for batch in batches]).tolist() == [0, 2, 2, 4, 0]
+    assert torch.equal(torch.cat([batch.inputs for batch in batches]), pixels().batch(rows, None).inputs)

@@ -7,20 +7,26 @@ from dataclasses import replace
 import pytest
 import torch
 from batchnorm_runs import CLIENTS, METHODS, network, run
-from federations import Federation, engine, federation, pixels, random_clients, random_images, train
+from federations import (
+    Federation,
+    engine,
+    federation,
+    pixels,
+    random_clients,
+    random_images,
+    train,
+    two_workers,
+)
 from torch import nn
 
-from fedspa.costing.costs import NetworkCosts
-from fedspa.engines.choice import Workload
-from fedspa.engines.compiled import CompiledEngine
-from fedspa.engines.stacked import StackedEngine
-from fedspa.errors import UserError
+from fedspa.communication.wire import visit_bytes
+from fedspa.core.client import Proximal
+from fedspa.core.settings import TrainingSettings
+from fedspa.core.weights import ParameterSpace
+from fedspa.costs.network import NetworkCosts
 from fedspa.methods.fedavg import FedAvg
-from fedspa.rounds.requests import Pull
-from fedspa.rounds.wire import visit_bytes
-from fedspa.running.executor import Workers
-from fedspa.settings import TrainingSettings
-from fedspa.weights import ParameterSpace
+from fedspa.training.compiled import CompiledEngine
+from fedspa.training.workload import Workload
 
 
 def statistics(federation: Federation, weights: torch.Tensor) -> torch.Tensor:
@@ -70,13 +76,15 @@ def test_statistics_are_neither_decayed_nor_clipped_nor_pulled():
     images = random_images(8, 8, 3, seed=5)
     training = TrainingSettings(epochs=3, batch_size=4, weight_decay=1e6, clip_norm=1e-9, momentum=0.9)
     runner, rows = engine(network(), pixels(images), training), torch.arange(8)
-    pull = Pull(runner.weights + 1, 1e9)
+    proximal = Proximal(runner.weights + 1, 1e9)
     generator = torch.Generator()
-    trained = train(runner, runner.weights, rows, epochs=3, learning_rate=0.0, generator=generator, pull=pull)
+    trained = train(
+        runner, runner.weights, rows, epochs=3, learning_rate=0.0, generator=generator, proximal=proximal
+    )
     plain, source = network().double().train(), torch.Generator()
     for _ in range(3):
         for batch in pixels(images).epoch(rows, 4, source):
-            plain(batch.images)
+            plain(batch.inputs)
     wanted = torch.cat([buffer.flatten() for name, buffer in plain.named_buffers() if "num" not in name])
     torch.testing.assert_close(trained.weights[runner.space.trained :], wanted)
 
@@ -87,20 +95,20 @@ def test_masks_gradients_and_updates_leave_the_statistics_to_the_average(name):
     done = run(name)
     before, method = statistics(done, done.initial), METHODS[name][0]
     for _ in done.loop.rounds():
-        visits = done.visits[-4:]
-        assert all(not torch.equal(statistics(done, visit.local), before) for _, visit in visits)
-        for _, visit in visits:
-            if visit.holds is not None:
-                assert statistics(done, visit.holds).all()
+        updates = done.updates[-4:]
+        assert all(not torch.equal(statistics(done, update.local), before) for _, update in updates)
+        for _, update in updates:
+            if update.mask is not None:
+                assert statistics(done, update.mask).all()
         after = statistics(done, done.weights)
         if name != "local":
-            shares = torch.tensor([method.weight(len(CLIENTS.train_rows[client])) for client, _ in visits])
+            shares = torch.tensor([method.weight(len(CLIENTS.train_rows[client])) for client, _ in updates])
             mean = (shares / shares.sum()).double() @ torch.stack(
-                [statistics(done, v.local) for _, v in visits]
+                [statistics(done, update.local) for _, update in updates]
             )
             torch.testing.assert_close(after, mean)
     if METHODS[name][1]:
-        assert done.loop.density(0) == (18 + 108 + 9 + 2 * 4 + 6 + 2 * 6 + 3) / 299
+        assert done.loop.state.density(0) == (18 + 108 + 9 + 2 * 4 + 6 + 2 * 6 + 3) / 299
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedspa-dst", "ditto", "subsampling", "subfedavg"])
@@ -111,7 +119,7 @@ def test_compiled_rounds_are_those_of_the_eager_engine(name):
     )
     for reference, record in zip(eager.run(), other.run(), strict=True):
         assert record.loss == pytest.approx(reference.loss, rel=1e-10) and record.scores == reference.scores
-    for (_, ours), (_, theirs) in zip(other.visits, eager.visits, strict=True):
+    for (_, ours), (_, theirs) in zip(other.updates, eager.updates, strict=True):
         assert (ours.local - theirs.local).norm() <= 1e-10 * (theirs.local - eager.initial).norm()
     torch.testing.assert_close(
         statistics(other, other.weights), statistics(eager, eager.weights), rtol=1e-10, atol=0
@@ -127,21 +135,13 @@ def test_the_step_with_batchnorm_compiles_and_updates_the_statistics():
     torch.testing.assert_close(other.weights, eager.weights, rtol=1e-9, atol=1e-12)
 
 
-def test_clients_in_lockstep_are_refused():
-    with pytest.raises(UserError, match="engine=stacked fills .* averages of BatchNorm"):
-        run("fedavg", engine_of=lambda one: StackedEngine(one, Workload(14, 100), clients=2, compiler=None))
-
-
 def test_two_workers_leave_the_same_bytes():
-    def workers(visitor):
-        return Workers(visitor, 2, len(visitor.engine.weights), torch.float32)
-
     alone, shared = (
         run("fedspa-dst", dtype=torch.float32),
-        run("fedspa-dst", dtype=torch.float32, executor=workers),
+        run("fedspa-dst", dtype=torch.float32, executor=two_workers),
     )
     ours, theirs = alone.run(), shared.run()
-    shared.loop._executor.close()
+    shared.close()
     assert torch.equal(alone.weights, shared.weights)
     assert [record.scores for record in ours] == [record.scores for record in theirs]
 
@@ -155,8 +155,8 @@ def test_the_network_without_its_statistics_has_the_same_flops():
 
 @pytest.mark.parametrize("wire", ["bf16", "fp16"])
 def test_statistics_are_averaged_exactly_through_a_rounding_wire(wire):
-    """A variance that falls from 0.9985 to nearly 0 within a visit. Rounded to bf16 it is 1 on its way down, and so is
-    the update on its way up: the server would be left with a negative variance, of which the network makes NaN."""
+    """A variance that falls from 0.9985 to nearly 0 within an update. Rounded to bf16 it is 1 on its way down, and so
+    is the update on its way up: the server would be left with a negative variance, of which the network makes NaN."""
     clients = random_clients(2, 6, side=3, classes=2)
     clients.train.images.copy_(127 + clients.train.images % 2)
     model = Brightness()

@@ -15,13 +15,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedspa.client_state import ClientState
-from fedspa.masks.packed import PackedMask
-from fedspa.rounds.client_states import ClientStates, StatesAtRest, Stored, saved_states
-from fedspa.saved import Saved
-from fedspa.saving import checkpoint
-from fedspa.saving.archive import VERSION, ArchiveError, data_size, pack, read, unpack, write
-from fedspa.saving.checkpoint import BEST, SHARE, Checkpoints, checkpoint_files
+from fedspa.checkpoints import checkpoint
+from fedspa.checkpoints.archive import VERSION, ArchiveError, data_size, pack, read, unpack, write
+from fedspa.checkpoints.checkpoint import BEST, SHARE, Checkpoints, checkpoint_files
+from fedspa.core.client_state import ClientState
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.saved import Saved
+from fedspa.federated.client_states import ClientStates, StatesAtRest, Stored, saved_states
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
 

@@ -16,9 +16,9 @@ from hydra import compose, initialize_config_dir
 
 from fedspa.__main__ import main as by_name
 from fedspa.cli import main
-from fedspa.config import register
-from fedspa.errors import UserError, nearest
-from fedspa.paths import config_dir
+from fedspa.config.plan import register
+from fedspa.core.errors import UserError, nearest
+from fedspa.core.paths import config_dir
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = "{'torch._C', 'lightning', 'mlflow', 'torchmetrics', 'matplotlib', 'pandas'}"
@@ -165,7 +165,7 @@ def test_deferred_torch_becomes_torch_when_it_is_used(tmp_path):
 import sys; sys.path.insert(0, {str(ROOT / "src")!r})
 from fedspa.cli import defer_torch
 defer_torch()
-from fedspa import randomness
+from fedspa.core import randomness
 assert "torch._C" not in sys.modules
 draw = randomness.generator(0, "test")
 import torch

@@ -9,11 +9,11 @@ import pytest
 import torch
 from federations import pack
 
-from fedspa.client_state import NOTHING, ClientState
-from fedspa.rounds.client_states import ClientStates, at_hand
-from fedspa.running.executor import _Pickler
-from fedspa.running.ranks import Packed
-from fedspa.saving import archive
+from fedspa.checkpoints import archive
+from fedspa.core.client_state import NOTHING, ClientState
+from fedspa.federated.client_states import ClientStates, at_hand
+from fedspa.runs.ranks import Packed
+from fedspa.runs.workers import _Pickler
 
 MASK, OTHER = pack([1, 0, 1, 1]), pack([1, 1, 1, 0])
 RECORD = ClientState(

@@ -10,15 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspa.data.client_tests import largest_fitting, largest_remainder
-from fedspa.data.clients import client_rows
+from fedspa.core.errors import UserError
+from fedspa.core.records import ClientTests
 from fedspa.data.digits import Digits
-from fedspa.data.source import ImageData, ImageSet
-from fedspa.errors import UserError
+from fedspa.data.image_set import ImageSet
+from fedspa.data.source import ImageData
 from fedspa.partition.base import Partition
+from fedspa.partition.client_tests import largest_fitting, largest_remainder
+from fedspa.partition.clients import client_rows
 from fedspa.partition.dirichlet import Dirichlet
 from fedspa.partition.iid import Iid
-from fedspa.records import ClientTests
 
 
 class Given(Partition):

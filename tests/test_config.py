@@ -7,11 +7,11 @@ import re
 import numpy as np
 import pytest
 
-from fedspa.config import ONE_EACH
-from fedspa.errors import UserError
-from fedspa.models.building import build_model
-from fedspa.paths import config_dir
-from fedspa.running.hardware import Hardware
+from fedspa.config.network import build_model
+from fedspa.config.plan import ONE_EACH
+from fedspa.core.errors import UserError
+from fedspa.core.paths import config_dir
+from fedspa.training.hardware import Hardware
 
 OPTIONS = sorted((file.parent.name, file.stem) for file in config_dir().glob("*/*.yaml"))
 CELLS = [(data, setting) for data in ("emnist", "cifar10", "cifar100") for setting in ("iid", "a", "b")]
@@ -154,7 +154,7 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
         ("dataset.mean=0.5", "dataset.mean=0.5 is not a list"),
         ("dataset.augmentation=flip", "dataset.augmentation=flip is no section: set what is in it, as in"),
         ("eval.targets=[[70]]", "eval.targets=[[70]] is not a plain list"),
-        ("hardware.lr=1", "hardware.lr is not a setting: did you mean training.lr?"),
+        ("hardware.lr=1", "hardware.lr is not a setting: did you mean server_optimizer.lr or training.lr?"),
         ("~training", "training cannot be left out"),
         ("sparsity=${times:1}", "sparsity=${times:1} cannot be resolved: the arguments do not fit."),
         ("loggers.mlflow=null", "loggers.mlflow=null is no component"),
@@ -166,13 +166,22 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
         ("mask=none", "method=fedspa needs masks, but mask=none: use mask=dst or"),
         ("name=${nothing}", "name=${nothing} cannot be resolved: there is no setting nothing."),
         ("mask._target_=os.system", "mask._target_=os.system is not a class of fedspa: a package"),
-        ("mask._target_=fedspa.errors.nearest", "_target_=fedspa.errors.nearest is not a class of fedspa."),
-        ("mask._target_=fedspa.config.Path", "mask._target_=fedspa.config.Path is not a class of fedspa."),
+        (
+            "mask._target_=fedspa.core.errors.nearest",
+            "_target_=fedspa.core.errors.nearest is not a class of fedspa.",
+        ),
+        (
+            "mask._target_=fedspa.config.plan.Path",
+            "mask._target_=fedspa.config.plan.Path is not a class of fedspa.",
+        ),
         ("mask._target_=fedspa.masks.dts.DST", "No module named 'fedspa.masks.dts'"),
         ("mask._target_=fedspa.methods.fedavg.FedAvg", "it must be a MaskSearcher of fedspa.masks.base."),
         ("mask._target_=fedspa.masks.base.MaskSearcher", "is what such classes have in common"),
-        ("hardware._target_=fedspa.config.Plan", "it must be a Hardware of fedspa.running.hardware."),
-        ("+loggers.a._target_=fedspa.config.Plan", "it must be a Tracker of fedspa.records."),
+        (
+            "hardware._target_=fedspa.config.plan.Plan",
+            "it must be a Hardware of fedspa.training.hardware.",
+        ),
+        ("+loggers.a._target_=fedspa.config.plan.Plan", "it must be a Tracker of fedspa.core.records."),
         ("dataset._target_=null", "dataset._target_=null is not a class of fedspa"),
         ("mask._target_=3", "mask._target_=3 is not a class of fedspa"),
         ("+metrics.speed=1", "metrics.speed=1 is no component: it must be a _target_ and its options."),
@@ -275,7 +284,9 @@ def test_a_networks_options_are_checked_against_its_constructor(plan):
         build_model(plan("model=lenet5", "+model.width=2"), channels=1, image_size=28, classes=26)
 
 
-@pytest.mark.parametrize("target", ["fedspa.errors.UserError", "fedspa.config.Plan", "fedspa.masks.dst.DST"])
+@pytest.mark.parametrize(
+    "target", ["fedspa.core.errors.UserError", "fedspa.config.plan.Plan", "fedspa.masks.dst.DST"]
+)
 def test_a_class_that_is_no_network_is_refused(plan, target):
     with pytest.raises(UserError, match=f"model._target_={target} is not a class.*a Module of torch.nn."):
         build_model(plan(f"model._target_={target}"), channels=1, image_size=8, classes=10)

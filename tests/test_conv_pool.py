@@ -17,12 +17,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import prune
 
-from fedspa.costing.costs import NetworkCosts
-from fedspa.engines.choice import Auto, Compiled, Eager
+from fedspa.costs.network import NetworkCosts
 from fedspa.kernels.conv_pool import ConvPoolKernel
 from fedspa.models.conv_pool import ConvPool
 from fedspa.models.initialise import seeded
 from fedspa.models.lenet5 import LeNet5
+from fedspa.training.choice import Auto, Compiled, Eager
 
 
 def results(
@@ -134,7 +134,7 @@ def test_it_serves_what_it_can_compute_alone():
 @needs_kernel
 def test_a_network_with_it_can_be_copied_and_sent():
     runner = Eager(name="eager").build(lenet_engine(), WORK)
-    network, images = runner.module.network, PIXELS.batch(torch.arange(9), None).images
+    network, images = runner.module.network, PIXELS.batch(torch.arange(9), None).inputs
     for other in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
         assert isinstance(other.pooled.kernel, ConvPoolKernel)
         assert torch.equal(other(images), network(images))

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedspa.costing.cost_report import CostReport
-from fedspa.errors import UserError
-from fedspa.running.assembly import build
-from fedspa.running.experiment import run
+from fedspa.core.errors import UserError
+from fedspa.planning.cost_report import CostReport
+from fedspa.runs.assembly import build
+from fedspa.runs.experiment import run
 
 torch.set_num_threads(1)
 

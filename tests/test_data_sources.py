@@ -21,14 +21,15 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from PIL import Image
 
-from fedspa.config import register
+from fedspa.config.plan import register
+from fedspa.core.errors import UserError
 from fedspa.data.digits import Digits
 from fedspa.data.hub import HubImages
 from fedspa.data.idx import IdxImages
-from fedspa.data.source import Augmentation, ImageSource
+from fedspa.data.image_set import Augmentation
+from fedspa.data.source import ImageSource
 from fedspa.data.synthetic import SyntheticImages
 from fedspa.data.tabular import TableImages
-from fedspa.errors import UserError
 
 CONF = Path(__file__).parents[1] / "conf"
 SIDE = 6

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from federations import engine, pixels, random_images, train
 from torch import nn
 
+from fedspa.core.client import Proximal
+from fedspa.core.settings import TrainingSettings
 from fedspa.data.batches import Batch
-from fedspa.engines.eager import EagerEngine
 from fedspa.models.initialise import seeded
 from fedspa.models.lenet5 import LeNet5
-from fedspa.rounds.requests import Gradient, Pull, TrainingAccuracy
-from fedspa.settings import TrainingSettings
+from fedspa.training.eager import EagerEngine
 
 IMAGES = random_images(count=24, side=16, classes=5, seed=0)
 PIXELS = pixels(IMAGES)
@@ -41,20 +41,12 @@ def source(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def gradient_of(
-    runner: EagerEngine, weights: torch.Tensor, rows: torch.Tensor, drawn: torch.Generator
-) -> torch.Tensor:
-    (gradient,) = runner.answer([Gradient(weights=weights, rows=rows, generator=drawn)])
-    assert isinstance(gradient, torch.Tensor)
-    return gradient
-
-
 def random_mask(total: int, seed: int = 1) -> torch.Tensor:
     return torch.randint(2, (total,), generator=source(seed)).double()
 
 
 def batches(epochs: int, seed: int = 0) -> list[Batch]:
-    """The batches that a visit sees: `Pixels.epoch` has its own tests."""
+    """The batches that a training sees: `Pixels.epoch` has its own tests."""
     drawn = source(seed)
     return [batch for _ in range(epochs) for batch in PIXELS.epoch(ROWS, 4, drawn)]
 
@@ -72,13 +64,13 @@ def plain_training(
     seen: Iterable[Batch],
     training: TrainingSettings,
     mask: torch.Tensor | None = None,
-    pull: Pull | None = None,
+    proximal: Proximal | None = None,
 ) -> tuple[torch.Tensor, list[float]]:
     """The same, written as anybody would who trains one network: its end, and the loss of each step."""
     network, losses = lenet(), []
     nn.utils.vector_to_parameters(start.clone(), network.parameters())
     masks = shaped(torch.ones_like(start) if mask is None else mask, network)
-    anchors = shaped(start if pull is None else pull.anchor, network)
+    anchors = shaped(start if proximal is None else proximal.anchor, network)
     optimizer = torch.optim.SGD(
         network.parameters(), LR, momentum=training.momentum, weight_decay=training.weight_decay
     )
@@ -89,7 +81,7 @@ def plain_training(
 
     for batch in seen:
         optimizer.zero_grad()
-        loss = F.cross_entropy(network(batch.images.contiguous()), batch.labels)
+        loss = F.cross_entropy(network(batch.inputs.contiguous()), batch.targets)
         loss.backward()
         if training.clip_scope == "active":
             mask_gradients()
@@ -97,10 +89,10 @@ def plain_training(
             nn.utils.clip_grad_norm_(network.parameters(), training.clip_norm)
         mask_gradients()
         optimizer.step()
-        if pull is not None:
+        if proximal is not None:
             with torch.no_grad():
                 for parameter, anchor in zip(network.parameters(), anchors, strict=True):
-                    parameter -= LR * pull.strength * (parameter - anchor)
+                    parameter -= LR * proximal.strength * (parameter - anchor)
         losses.append(loss.item())
     return flat(network), losses
 
@@ -126,25 +118,25 @@ def test_training_is_plain_torch(settings, masked):
     seen = batches(epochs=2)
     end, losses = plain_training(start, seen, training, mask)
     torch.testing.assert_close(trained.weights, end, rtol=0, atol=1e-12)
-    assert trained.samples == 22 and [len(batch.labels) for batch in seen] == [4, 4, 3] * 2
-    weighted = sum(loss * len(batch.labels) for loss, batch in zip(losses, seen, strict=True))
+    assert trained.samples == 22 and [len(batch.targets) for batch in seen] == [4, 4, 3] * 2
+    weighted = sum(loss * len(batch.targets) for loss, batch in zip(losses, seen, strict=True))
     assert float(trained.loss) == pytest.approx(weighted / 22, rel=1e-12)
     assert (end - start).abs().max() > 1e-3  # something was trained
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 4.0])
-def test_the_pull_follows_each_step(strength):
+def test_the_proximal_term_follows_each_step(strength):
     runner = lenet_engine()
-    start, pull = runner.weights, Pull(runner.weights + 0.1, strength)
-    trained = train(runner, start, ROWS, epochs=1, learning_rate=LR, generator=source(), pull=pull)
-    end, _ = plain_training(start, batches(epochs=1), TrainingSettings(batch_size=4), pull=pull)
+    start, proximal = runner.weights, Proximal(runner.weights + 0.1, strength)
+    trained = train(runner, start, ROWS, epochs=1, learning_rate=LR, generator=source(), proximal=proximal)
+    end, _ = plain_training(start, batches(epochs=1), TrainingSettings(batch_size=4), proximal=proximal)
     torch.testing.assert_close(trained.weights, end, rtol=0, atol=1e-12)
 
 
 def test_drop_last_leaves_out_the_partial_batch():
     runner = lenet_engine(drop_last=True)
     trained = train(runner, runner.weights, ROWS, epochs=2, learning_rate=LR, generator=source())
-    full = [batch for batch in batches(epochs=2) if len(batch.labels) == 4]
+    full = [batch for batch in batches(epochs=2) if len(batch.targets) == 4]
     end, _ = plain_training(flat(lenet()), full, TrainingSettings(batch_size=4))
     assert trained.samples == 16 == TrainingSettings(batch_size=4, epochs=2, drop_last=True).samples(11)
     torch.testing.assert_close(trained.weights, end, rtol=0, atol=1e-12)
@@ -159,22 +151,22 @@ def test_weights_outside_the_mask_stay_exactly_zero():
     assert (trained.weights[mask == 1] != start[mask == 1]).all()
 
 
-def test_a_visit_knows_nothing_of_earlier_ones():
-    """Neither velocity nor mask nor pull survives, and what is handed out is the caller's own."""
+def test_a_training_knows_nothing_of_earlier_ones():
+    """Neither velocity nor mask nor proximal term survives, and what is handed out is the caller's own."""
     runner = lenet_engine(momentum=0.9)
     start = runner.weights
     before = start.clone()
 
-    def visit(**options: Any) -> torch.Tensor:
+    def trained(**options: Any) -> torch.Tensor:
         return train(runner, start, ROWS, epochs=1, learning_rate=LR, generator=source(), **options).weights
 
-    first = visit()
+    first = trained()
     kept = first.clone()
-    visit(mask=random_mask(runner.space.total), pull=Pull(torch.zeros_like(start), 1.0))
-    gradient = gradient_of(runner, start, ROWS, source(1))
+    trained(mask=random_mask(runner.space.total), proximal=Proximal(torch.zeros_like(start), 1.0))
+    gradient = runner.gradient(start, ROWS, source(1))
     gradient_kept = gradient.clone()
     runner.predict(start, PIXELS, ROWS, batch_size=4)
-    assert torch.equal(visit(), kept) and torch.equal(first, kept)
+    assert torch.equal(trained(), kept) and torch.equal(first, kept)
     assert torch.equal(gradient, gradient_kept)
     assert torch.equal(start, before)
 
@@ -197,14 +189,14 @@ def test_the_dense_gradient_is_autograds_on_one_mini_batch():
     sparse = train(
         runner, runner.weights * mask, rows, epochs=1, learning_rate=LR, generator=source(), mask=mask
     ).weights
-    gradient = gradient_of(runner, sparse, rows, source())
+    gradient = runner.gradient(sparse, rows, source())
 
     network = lenet()
     nn.utils.vector_to_parameters(sparse, network.parameters())
 
     def autograd(pair: tuple[int, ...]) -> torch.Tensor:
         batch = PIXELS.batch(rows[list(pair)], None)
-        loss = F.cross_entropy(network(batch.images.contiguous()), batch.labels)
+        loss = F.cross_entropy(network(batch.inputs.contiguous()), batch.targets)
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(network.parameters()))])
 
     matches = [
@@ -214,7 +206,7 @@ def test_the_dense_gradient_is_autograds_on_one_mini_batch():
     ]
     assert len(matches) == 1
     assert gradient.norm() > 1e-2 and gradient[mask == 0].abs().max() > 1e-3
-    few = gradient_of(runner, sparse, rows[:1], source())  # a client smaller than a batch gives all it has
+    few = runner.gradient(sparse, rows[:1], source())  # a client smaller than a batch gives all it has
     torch.testing.assert_close(few, autograd((0,)), rtol=0, atol=1e-12)
 
 
@@ -224,12 +216,12 @@ def test_predict_is_the_argmax_of_the_network_in_evaluation_mode():
     weights = torch.randn(runner.space.total, dtype=torch.float64, generator=source())
     rows = torch.tensor([7, 2, 2, 19, 0, 11, 5])
     w, b = weights[:-5].view(5, 256), weights[-5:]
-    expected = [int((w @ PIXELS.batch(row.view(1), None).images.flatten() + b).argmax()) for row in rows]
+    expected = [int((w @ PIXELS.batch(row.view(1), None).inputs.flatten() + b).argmax()) for row in rows]
     for batch_size in (1, 3, 100):
         assert runner.predict(weights, PIXELS, rows, batch_size).tolist() == expected
 
     right = sum(int(IMAGES.labels[row]) == guess for row, guess in zip(rows, expected, strict=True))
-    assert runner.answer([TrainingAccuracy(weights=weights, rows=rows)]) == [right / 7]
+    assert runner.accuracy(weights, rows) == right / 7
 
 
 def test_dropout_depends_on_the_generator_alone():
@@ -243,7 +235,7 @@ def test_dropout_depends_on_the_generator_alone():
 
     def gradient(seed: int) -> torch.Tensor:
         torch.rand(seed + 3)
-        return gradient_of(runner, start, ROWS, source(seed))
+        return runner.gradient(start, ROWS, source(seed))
 
     for run in (end, gradient):
         assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))

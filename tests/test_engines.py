@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,16 +28,13 @@ from tape import TapeCaptures
 from torch import nn
 from torch._dynamo.utils import counters
 
-from fedspa.config import check, register
+from fedspa.config.plan import check, register
+from fedspa.core.client import Proximal, Trained
+from fedspa.core.errors import UserError
+from fedspa.core.paths import config_dir
+from fedspa.core.settings import TrainingSettings
 from fedspa.data.batches import Pixels
-from fedspa.data.source import Augmentation
-from fedspa.engines import over_eager
-from fedspa.engines.choice import Auto, Compiled, Stacked, Workload
-from fedspa.engines.compiled import CompiledEngine
-from fedspa.engines.eager import EagerEngine
-from fedspa.engines.forward import Forward
-from fedspa.engines.stacked import StackedEngine
-from fedspa.errors import UserError
+from fedspa.data.image_set import Augmentation
 from fedspa.masks.dst import DST
 from fedspa.masks.rsm import RSM
 from fedspa.methods.ditto import Ditto
@@ -46,11 +44,14 @@ from fedspa.methods.local import Local
 from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.methods.subsampling import Subsampling
 from fedspa.models.initialise import seeded
-from fedspa.paths import config_dir
-from fedspa.rounds.requests import Gradient, Predict, Pull, Train, TrainingAccuracy
-from fedspa.running import experiment
-from fedspa.running.hardware import Hardware
-from fedspa.settings import TrainingSettings
+from fedspa.runs import experiment
+from fedspa.training import compiled
+from fedspa.training.base import Engine, LocalTask
+from fedspa.training.choice import Auto, Compiled
+from fedspa.training.compiled import CompiledEngine
+from fedspa.training.eager import EagerEngine
+from fedspa.training.hardware import Hardware
+from fedspa.training.workload import Workload
 
 CLIENTS = random_clients(
     3, 10, 17, 9
@@ -69,11 +70,13 @@ def network() -> nn.Module:
 
 
 WORK = Workload(largest=17, steps=100, test_batch=7)
-ENGINES = {
-    # Of four clients: a stack of three and one of one.
-    "stacked": lambda eager: StackedEngine(eager, WORK, clients=3, compiler=None),
-    "compiled": lambda eager: CompiledEngine(eager, WORK, compiler=None),
-}
+
+
+def uncompiled(eager: EagerEngine) -> CompiledEngine:
+    """The compiled engine's own functions, which no compiler has seen."""
+    return CompiledEngine(eager, WORK, compiler=None)
+
+
 METHODS = {
     "fedavg": (FedAvg(name="fedavg"), None),
     "fedspa-dst": (FedSpa(name="fedspa"), DST(name="dst", initial="different", anneal_rounds=3)),
@@ -105,7 +108,7 @@ def run(name: str, engine_of=lambda eager: eager, training=TRAINING, rounds=2) -
 @pytest.fixture
 def tape(monkeypatch) -> type[TapeCaptures]:
     """Engines play a tape of their steps, which on CUDA would be a graph: nothing of their Python runs again."""
-    monkeypatch.setattr(over_eager, "Captures", TapeCaptures)
+    monkeypatch.setattr(compiled, "Captures", TapeCaptures)
     monkeypatch.setattr(TapeCaptures, "recorded", 0)
     return TapeCaptures
 
@@ -115,17 +118,16 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor, moved: torch.Tensor, 
     assert (ours - theirs).norm() <= tolerance * moved.norm()
 
 
-@pytest.mark.parametrize("kind", ENGINES)
 @pytest.mark.parametrize("name", METHODS)
-def test_rounds_are_those_of_the_eager_engine(kind, name, tape):
-    eager, other = run(name), run(name, ENGINES[kind])
+def test_rounds_are_those_of_the_eager_engine(name, tape):
+    eager, other = run(name), run(name, uncompiled)
     for reference, record in zip(eager.run(), other.run(), strict=True):
         assert (record.samples, record.costs, record.scores) == (
             *(reference.samples, reference.costs, reference.scores),
         )
         assert record.loss == pytest.approx(reference.loss, rel=1e-10)
-    assert [client for client, _ in other.visits] == [client for client, _ in eager.visits]
-    for (_, ours), (_, theirs) in zip(other.visits, eager.visits, strict=True):
+    assert [client for client, _ in other.updates] == [client for client, _ in eager.updates]
+    for (_, ours), (_, theirs) in zip(other.updates, eager.updates, strict=True):
         assert_close(ours.local, theirs.local, theirs.local - eager.initial, 1e-10)
         assert ours.state.mask == theirs.state.mask  # exactly
         for item in theirs.state.keys() - {"mask"}:
@@ -136,7 +138,6 @@ def test_rounds_are_those_of_the_eager_engine(kind, name, tape):
         assert (eager.weights - eager.initial).norm() > 0.01
 
 
-@pytest.mark.parametrize("kind", ENGINES)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -146,11 +147,11 @@ def test_rounds_are_those_of_the_eager_engine(kind, name, tape):
     ],
     ids=str,
 )
-def test_every_setting_of_training_means_the_same(kind, settings, tape):
+def test_every_setting_of_training_means_the_same(settings, tape):
     clients_settings = replace(TRAINING, **settings)
     if clients_settings.drop_last:
         clients_settings = replace(clients_settings, batch_size=3)  # the smallest client has three images
-    eager, other = (run("fedspa-rsm", of, clients_settings, 1) for of in (lambda e: e, ENGINES[kind]))
+    eager, other = (run("fedspa-rsm", of, clients_settings, 1) for of in (lambda e: e, uncompiled))
     (reference,), (record,) = eager.run(), other.run()
     assert record.samples == reference.samples
     assert_close(other.weights, eager.weights, eager.weights - eager.initial, 1e-10)
@@ -167,49 +168,67 @@ AUGMENTED = Pixels(
 ROWS = [torch.arange(2, 9), torch.arange(10, 11), torch.arange(11, 24)]
 
 
-def requests(kind: type, dtype: torch.dtype = torch.float64, **options) -> list:
-    """One for each client, with a start of its own."""
+def starts(dtype: torch.dtype = torch.float64) -> list[tuple[torch.Tensor, torch.Tensor, torch.Generator]]:
+    """For each client weights of its own, its rows, and its source of random draws."""
     weights = flat(network()).to(dtype)
     made = []
     for client, rows in enumerate(ROWS):
         drawn = torch.Generator().manual_seed(client)
         start = weights + 0.1 * torch.randn(weights.shape, generator=drawn, dtype=dtype)
-        made.append(kind(weights=start, rows=rows, generator=drawn, **options))
+        made.append((start, rows, drawn))
     return made
 
 
-@pytest.mark.parametrize("kind", ENGINES)
-def test_augmented_images_are_the_same_ones(kind, tape):
+def tasks(dtype: torch.dtype = torch.float64, **options: Any) -> list[LocalTask]:
+    """Local training of each client, from weights of its own."""
+    return [
+        LocalTask(
+            weights=start, rows=rows, generator=drawn, **({"epochs": 1, "learning_rate": 0.1} | options)
+        )
+        for start, rows, drawn in starts(dtype)
+    ]
+
+
+def trained(runner: Engine, made: list[LocalTask]) -> list[Trained]:
+    return [runner.train(task) for task in made]
+
+
+def gradients(runner: Engine) -> list[torch.Tensor]:
+    return [runner.gradient(*start) for start in starts()]
+
+
+def test_augmented_images_are_the_same_ones(tape):
     training = TrainingSettings(batch_size=4)
     eager = engine(network(), AUGMENTED, training)
-    other = ENGINES[kind](engine(network(), AUGMENTED, training))
-    for request, options in (
-        (Train, {"epochs": 2, "learning_rate": 0.1}),
-        (Gradient, {}),
-    ):
-        theirs = eager.answer(requests(request, **options))
-        ours = other.answer(requests(request, **options))
-        for answer, reference in zip(ours, theirs, strict=True):
-            if request is Train:
-                assert answer.samples == reference.samples
-                torch.testing.assert_close(answer.loss, reference.loss, rtol=1e-10, atol=0)
-                answer, reference = answer.weights, reference.weights
-            torch.testing.assert_close(answer, reference, rtol=1e-9, atol=1e-12)
+    other = uncompiled(engine(network(), AUGMENTED, training))
+    for ours, theirs in zip(trained(other, tasks(epochs=2)), trained(eager, tasks(epochs=2)), strict=True):
+        assert ours.samples == theirs.samples
+        torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-10, atol=0)
+        torch.testing.assert_close(ours.weights, theirs.weights, rtol=1e-9, atol=1e-12)
+    for gradient, reference in zip(gradients(other), gradients(eager), strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ENGINES)
-def test_a_step_in_single_precision(kind):
+def test_full_gradients_are_the_same_ones(tape):
+    """Over all rows of a client, the images as they are."""
+    eager, other = (engine(network(), AUGMENTED, TrainingSettings(batch_size=4)) for _ in range(2))
+    compiled_engine = uncompiled(other)
+    trained(compiled_engine, tasks())
+    for weights, rows, _ in starts():
+        gradient = compiled_engine.full_gradient(weights, rows)
+        torch.testing.assert_close(gradient, eager.full_gradient(weights, rows), rtol=1e-9, atol=1e-12)
+
+
+def test_a_step_in_single_precision():
     """To 1e-4 of its own length: ReLU and max-pooling decide on rounded values, so that longer runs drift apart."""
     images = Pixels(random_images(24, 8, 3, 5), [0.5], [0.25], Augmentation(), "cpu", torch.float32)
     training = TrainingSettings(batch_size=16)
     eager = engine(network(), images, training)
-    other = ENGINES[kind](engine(network(), images, training))
-    options = {"epochs": 1, "learning_rate": 0.1}
-    asked = requests(Train, torch.float32, **options)
-    theirs = eager.answer(asked)
-    ours = other.answer(requests(Train, torch.float32, **options))
-    for answer, reference, request in zip(ours, theirs, asked, strict=True):
-        assert_close(answer.weights, reference.weights, reference.weights - request.weights, 1e-4)
+    other = uncompiled(engine(network(), images, training))
+    asked = tasks(torch.float32)
+    theirs, ours = trained(eager, asked), trained(other, tasks(torch.float32))
+    for answer, reference, task in zip(ours, theirs, asked, strict=True):
+        assert_close(answer.weights, reference.weights, reference.weights - task.weights, 1e-4)
 
 
 IMAGES_32 = Pixels(random_images(24, 8, 3, 5), [0.5], [0.25], Augmentation(), "cpu", torch.float32)
@@ -219,17 +238,16 @@ def step_of(precision: str, engine_of=lambda eager: eager) -> list[torch.Tensor]
     """How far one step moves the weights of each client."""
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
     eager = EagerEngine(fabric, network(), TrainingSettings(batch_size=16), IMAGES_32)
-    asked = requests(Train, torch.float32, epochs=1, learning_rate=0.1)
+    asked = tasks(torch.float32)
     return [
-        trained.weights - request.weights
-        for trained, request in zip(engine_of(eager).answer(asked), asked, strict=True)
+        ended.weights - task.weights
+        for ended, task in zip(trained(engine_of(eager), asked), asked, strict=True)
     ]
 
 
-@pytest.mark.parametrize("kind", ENGINES)
-def test_a_step_in_mixed_precision(kind, tape):
+def test_a_step_in_mixed_precision(tape):
     """Within 2 % of its length of eager's in bfloat16, and within 5 % of the step in single precision."""
-    ours = step_of("bf16-mixed", ENGINES[kind])
+    ours = step_of("bf16-mixed", uncompiled)
     for step, mixed, single in zip(ours, step_of("bf16-mixed"), step_of("32-true"), strict=True):
         assert_close(step, mixed, single, 0.02)
         assert_close(step, single, single, 0.05)
@@ -254,10 +272,12 @@ def test_engines_and_precisions_come_to_about_the_same_accuracy(tmp_path):
         *("federation.rounds=6", "training.epochs=2", "eval.every=6", "eval.final_rounds=1"),
     ]
     reached = {}
-    for name in ("eager", "stacked"):
+    for name in ("eager", "compiled"):
+        compiler = ["engine.compiler=aot_eager"] if name == "compiled" else []
         for precision in ("32-true", "bf16-mixed"):
             summary, _ = run_of(
-                [*words, f"engine={name}", f"hardware.precision={precision}"], tmp_path / name / precision
+                [*words, f"engine={name}", *compiler, f"hardware.precision={precision}"],
+                tmp_path / name / precision,
             )
             reached[name, precision] = [summary["accuracy"][kind]["mean"] for kind in ("global", "personal")]
     reference = reached["eager", "32-true"]
@@ -265,36 +285,33 @@ def test_engines_and_precisions_come_to_about_the_same_accuracy(tmp_path):
     assert all(accuracy == pytest.approx(reference, abs=4) for accuracy in reached.values())
 
 
-@pytest.mark.parametrize("kind", ENGINES)
-def test_different_learning_rates_and_pulls_in_one_answer(kind, tape):
+def test_each_training_has_its_own_learning_rate_mask_and_proximal_term(tape):
     training = TrainingSettings(batch_size=4)
     eager = engine(network(), AUGMENTED, training)
-    other = ENGINES[kind](engine(network(), AUGMENTED, training))
+    other = uncompiled(engine(network(), AUGMENTED, training))
     mask = (torch.rand(eager.space.total, generator=torch.Generator().manual_seed(9)) < 0.5).double()
-    pulls = [Pull(torch.zeros_like(mask), 2.0), None, Pull(torch.ones_like(mask), 0.5)]
+    terms = [Proximal(torch.zeros_like(mask), 2.0), None, Proximal(torch.ones_like(mask), 0.5)]
 
-    def asked() -> list[Train]:
-        made = requests(Train, epochs=1, learning_rate=0.1)
+    def asked() -> list[LocalTask]:
         return [
-            replace(r, learning_rate=rate, pull=pull, mask=own)
-            for r, rate, pull, own in zip(made, (0.1, 0.2, 0.1), pulls, (None, mask, mask), strict=True)
+            replace(task, learning_rate=rate, proximal=term, mask=own)
+            for task, rate, term, own in zip(tasks(), (0.1, 0.2, 0.1), terms, (None, mask, mask), strict=True)
         ]
 
-    for ours, theirs in zip(other.answer(asked()), eager.answer(asked()), strict=True):
+    for ours, theirs in zip(trained(other, asked()), trained(eager, asked()), strict=True):
         torch.testing.assert_close(ours.weights, theirs.weights, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ENGINES)
-def test_predictions_are_the_same_ones(kind, tape, monkeypatch):
+def test_predictions_are_the_same_ones(tape, monkeypatch):
     """Of models that share a batch, or take several; of one set of images and another; after training as before."""
     eager = engine(network(), AUGMENTED, TrainingSettings(batch_size=4))
-    other = ENGINES[kind](engine(network(), AUGMENTED, TrainingSettings(batch_size=4)))
+    other = uncompiled(engine(network(), AUGMENTED, TrainingSettings(batch_size=4)))
     elsewhere = Pixels(random_images(30, 8, 3, 8), [0.3], [0.2], Augmentation(), "cpu", torch.float64)
-    models = [request.weights for request in requests(Gradient)]
+    models = [weights for weights, _, _ in starts()]
 
-    def asked() -> list[Predict]:
+    def predicted(runner: Engine) -> list[torch.Tensor]:
         return [
-            Predict(weights=weights, pixels=images, rows=rows, batch_size=size)
+            runner.predict(weights, images, rows, size)
             for weights, images, rows, size in (
                 (models[0], AUGMENTED, torch.arange(24), 20),  # more than fit into a batch of 7
                 (models[1], AUGMENTED, torch.tensor([5]), 20),
@@ -304,51 +321,31 @@ def test_predictions_are_the_same_ones(kind, tape, monkeypatch):
             )
         ]
 
-    theirs = eager.answer(asked())
+    theirs = predicted(eager)
     assert len({tuple(classes.tolist()[:4]) for classes in theirs}) > 2  # the models disagree
     for _ in range(2):
-        other.answer(requests(Train, epochs=1, learning_rate=0.1))
-        for classes, reference in zip(other.answer(asked()), theirs, strict=True):
+        trained(other, tasks())
+        for classes, reference in zip(predicted(other), theirs, strict=True):
             assert classes.dtype is torch.int64 and torch.equal(classes, reference)
-    accuracies = [TrainingAccuracy(weights=r.weights, rows=r.rows) for r in requests(Gradient)]
-    assert other.answer(accuracies) == eager.answer(accuracies)
+    accuracies = [eager.accuracy(weights, rows) for weights, rows, _ in starts()]
+    assert [other.accuracy(weights, rows) for weights, rows, _ in starts()] == accuracies
     monkeypatch.setattr(EagerEngine, "predict", None)  # nothing was left to it
-    other.answer([*asked()])
+    predicted(other)
 
 
-def test_masks_are_searched_at_once_and_models_tested_side_by_side(monkeypatch):
-    """Of four clients, by an engine that takes three at a time: masks and local models, then the personal ones."""
-    searched, tested = [], []
-    search, forward = DST.next_masks, Forward.predict
-    monkeypatch.setattr(
-        DST, "next_masks", lambda self, asked: searched.append(len(asked)) or search(self, asked)
-    )
-    monkeypatch.setattr(
-        Forward, "predict", lambda self, asked: tested.append(len(asked)) or forward(self, asked)
-    )
-    run("fedspa-dst", ENGINES["stacked"], rounds=1).run()
-    assert searched == [3, 1]
-    assert tested == [3, 1, *(3, 3)]  # local ones; the global model in two batches, and four personal ones
-
-
-@pytest.mark.parametrize("kind", ENGINES)
-def test_gradients_are_recorded_when_they_are_asked_for(kind, tape):
-    def recorded(workload: Workload, *requests: object) -> int:
+def test_gradients_are_recorded_when_they_are_asked_for(tape):
+    def recorded(workload: Workload, times: int) -> int:
         tape.recorded = 0
         eager = engine(network(), AUGMENTED, TrainingSettings(batch_size=4))
-        made = {
-            "stacked": lambda: StackedEngine(eager, workload, clients=3, compiler=None),
-            "compiled": lambda: CompiledEngine(eager, workload, compiler=None),
-        }[kind]()
-        for kinds in (Train, Gradient):
-            if asked := [request for request in requests if isinstance(request, kinds)]:
-                made.answer(asked)
+        made = CompiledEngine(eager, workload, compiler=None)
+        trained(made, tasks())
+        for _ in range(times):
+            gradients(made)
         return tape.recorded
 
-    training = requests(Train, epochs=1, learning_rate=0.1)
-    assert recorded(WORK, *training) == 2  # a step and a forward pass
-    assert recorded(WORK, *training, *requests(Gradient), *requests(Gradient)) == 3
-    assert recorded(replace(WORK, gradients=True), *training) == 3
+    assert recorded(WORK, 0) == 2  # a step and a forward pass
+    assert recorded(WORK, 2) == 3
+    assert recorded(replace(WORK, gradients=True), 0) == 3
 
 
 def test_the_tape_repeats_no_python_and_refuses_what_a_capture_forbids():
@@ -370,48 +367,21 @@ def test_the_tape_repeats_no_python_and_refuses_what_a_capture_forbids():
 # What an engine cannot do ---------------------------------------------------------------------------------
 
 
-class Decides(nn.Module):
-    """Looks at its images to decide what to do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(64, 3)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.linear(images.flatten(1)) if images.sum() > 0 else self.linear(-images.flatten(1))
-
-
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        (nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)), "draws random numbers as it trains"),
-        (Decides(), "torch.func.vmap cannot run"),
-    ],
-    ids=["dropout", "control flow"],
-)
-def test_networks_that_cannot_be_stacked_are_refused_in_a_sentence(model, reason):
-    eager = engine(model, AUGMENTED, TrainingSettings(batch_size=4))
-    with pytest.raises(
-        UserError, match=rf"engine=stacked cannot train a model that {reason}.*use engine=eager\.$"
-    ):
-        StackedEngine(eager, WORK, clients=2, compiler=None)
-
-
 def test_dropout_of_the_compiled_engine_depends_on_the_seed_alone():
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))
     start = flat(model).double()
-    compiled = CompiledEngine(engine(model, AUGMENTED, TrainingSettings(batch_size=4)), WORK, "aot_eager")
+    made = CompiledEngine(engine(model, AUGMENTED, TrainingSettings(batch_size=4)), WORK, "aot_eager")
 
     def end(client: int) -> torch.Tensor:
         torch.rand(client + 3)  # other draws of the process in between
         drawn = torch.Generator().manual_seed(client)
-        return train(compiled, start, ROWS[0], epochs=2, learning_rate=0.1, generator=drawn).weights
+        return train(made, start, ROWS[0], epochs=2, learning_rate=0.1, generator=drawn).weights
 
     compiled_before = dict(counters["stats"])
     assert torch.equal(end(0), end(0)) and not torch.equal(end(0), end(2))
-    compiled.answer([Predict(weights=start, pixels=AUGMENTED, rows=ROWS[2], batch_size=4)])
+    made.predict(start, AUGMENTED, ROWS[2], batch_size=4)
     for rows in ROWS:
-        compiled.answer([Gradient(weights=start, rows=rows, generator=torch.Generator())])
+        made.gradient(start, rows, torch.Generator())
     assert counters["stats"] == compiled_before  # nothing is compiled once the engine is built
 
 
@@ -451,10 +421,9 @@ def test_auto_is_eager_on_a_cpu(reference):
     assert summary["engine"] == "eager" and summary["seconds"]["compile"] == 0
 
 
-@pytest.mark.parametrize("words", [["engine=stacked", "engine.clients=2"], ["engine=compiled"]])
-def test_a_run_by_any_engine(reference, tmp_path, words):
-    summary, folder = run_of([*SMALL, *words, "engine.compiler=aot_eager"], tmp_path)
-    assert f"engine={summary['engine']}" == words[0]
+def test_a_run_by_the_compiled_engine(reference, tmp_path):
+    summary, folder = run_of([*SMALL, "engine=compiled", "engine.compiler=aot_eager"], tmp_path)
+    assert summary["engine"] == "compiled"
     assert summary["seconds"]["compile"] > 0
     eager, eager_folder = reference
     for same in ("accuracy", "flops", "traffic_bytes", "config_hash"):
@@ -465,18 +434,17 @@ def test_a_run_by_any_engine(reference, tmp_path, words):
         torch.testing.assert_close(weights[name], tensor, rtol=1e-9, atol=1e-12)
 
 
-def test_workers_and_lockstep_exclude_each_other(tmp_path):
+def test_workers_and_the_compiled_engine_exclude_each_other(tmp_path):
     with pytest.raises(
-        UserError, match="hardware.workers=2 shares the clients out, engine=stacked keeps them"
+        UserError, match="hardware.workers=2 shares the clients out, engine=compiled keeps them"
     ):
-        run_of([*SMALL, "engine=stacked", "hardware.workers=2"], tmp_path)
+        run_of([*SMALL, "engine=compiled", "engine.compiler=null", "hardware.workers=2"], tmp_path)
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["engine=compiled", "engine.compiler=nvcc"], "engine.compiler=nvcc is not known: valid are"),
-        (["engine=stacked", "engine.clients=1"], "engine.clients=1 is out of range: it must be at least 2"),
         (["engine.least_steps=-1"], "engine.least_steps=-1 is out of range"),
         (["engine.kernels=gcc"], "engine.kernels=gcc is not known: valid are auto, torch"),
         (
@@ -491,13 +459,21 @@ def test_mistakes_are_told(plan, words, sentence):
 
 
 def test_auto_compiles_long_runs_on_a_gpu_and_falls_back_where_it_cannot(monkeypatch, caplog):
-    eager = SimpleNamespace(device=torch.device("cuda"), pixels=SimpleNamespace(in_memory=True))
+    eager = SimpleNamespace(
+        settings=SimpleNamespace(optimizer="sgd"),
+        device=torch.device("cuda"),
+        examples=SimpleNamespace(in_memory=True),
+    )
     auto = Auto(name="auto", least_steps=100)
     compiled = SimpleNamespace(name="compiled")
     monkeypatch.setattr(Compiled, "build", lambda self, eager, workload: compiled)
     assert auto.build(eager, Workload(largest=5, steps=100)) is compiled
     assert auto.build(eager, Workload(largest=5, steps=99)) is eager
-    made = SimpleNamespace(device=torch.device("cuda"), pixels=SimpleNamespace(in_memory=False))
+    made = SimpleNamespace(
+        settings=SimpleNamespace(optimizer="sgd"),
+        device=torch.device("cuda"),
+        examples=SimpleNamespace(in_memory=False),
+    )
     assert auto.build(made, Workload(largest=5, steps=100)) is made
 
     class Failing:
@@ -508,7 +484,7 @@ def test_auto_compiles_long_runs_on_a_gpu_and_falls_back_where_it_cannot(monkeyp
     invalid.__context__ = torch.OutOfMemoryError("CUDA out of memory.")
     errors = [RuntimeError("no C compiler"), torch.OutOfMemoryError("CUDA out of memory."), invalid]
     monkeypatch.undo()
-    monkeypatch.setattr("fedspa.engines.compiled.CompiledEngine", Failing)
+    monkeypatch.setattr("fedspa.training.compiled.CompiledEngine", Failing)
     for reason in ("no C compiler", "too little memory: CUDA", "too little memory: capture"):
         built = auto.build(eager, Workload(largest=5, steps=100))
         assert built is eager and built.instead_of["compiled"].startswith(reason)
@@ -549,28 +525,6 @@ def test_an_engine_that_torch_would_leave_uncompiled_is_refused():
         Compiled(name="compiled", compiler="aot_eager").build(eager, WORK)
 
 
-def test_auto_stacks_small_networks_whose_clients_are_about_as_large(monkeypatch):
-    eager = SimpleNamespace(device=torch.device("cuda"), pixels=SimpleNamespace(in_memory=True))
-    for kind in (Compiled, Stacked):
-        monkeypatch.setattr(kind, "build", lambda self, eager, workload: SimpleNamespace(name=self.name))
-    auto, small = Auto(name="auto"), Workload(largest=1248, steps=200_000, batch_flops=600_000_000)
-    assert auto.build(eager, small).name == "stacked"
-    for other in ({"batch_flops": 39_000_000_000}, {"batch_flops": 0}, {"evenness": 0.5}, {"clients": 1}):
-        assert auto.build(eager, replace(small, **other)).name == "compiled"
-    assert auto.build(eager, replace(small, steps=19_999)) is eager
-
-    def refuse(self, eager, workload):
-        raise UserError("engine=stacked cannot train a model that draws random numbers")
-
-    monkeypatch.setattr(Stacked, "build", refuse)
-    assert auto.build(eager, small).name == "compiled"
-
-
-@pytest.mark.parametrize(("clients", "lanes"), [(10, 10), (12, 6), (3, 3), (1, 1), (21, 7), (100, 10)])
-def test_turns_of_a_stack_are_of_equal_size(clients, lanes):
-    assert Stacked(name="stacked", clients=10).lanes(Workload(largest=1, steps=1, clients=clients)) == lanes
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -588,11 +542,10 @@ def test_a_compiler_that_fails_is_told_in_a_sentence(monkeypatch, error, reason)
         Compiled(name="compiled").build(eager, Workload(largest=4, steps=1))
 
 
-@pytest.mark.parametrize("choice", [Compiled(name="compiled"), Stacked(name="stacked")])
-def test_images_that_are_made_on_demand_cannot_be_captured(choice):
-    eager = SimpleNamespace(pixels=SimpleNamespace(in_memory=False))
-    with pytest.raises(UserError, match=f"engine={choice.name} needs all images on the device"):
-        choice.build(eager, Workload(largest=4, steps=1))
+def test_images_that_are_made_on_demand_cannot_be_captured():
+    eager = SimpleNamespace(examples=SimpleNamespace(in_memory=False))
+    with pytest.raises(UserError, match="engine=compiled needs all examples on the device"):
+        Compiled(name="compiled").build(eager, Workload(largest=4, steps=1))
 
 
 def test_tf32_is_single_precision_whose_products_cuda_may_round():

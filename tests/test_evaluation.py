@@ -14,23 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedspa.client_state import ClientState
-from fedspa.data.source import ImageSet
-from fedspa.engines.base import Engine
+from fedspa.checkpoints.archive import pack, unpack
+from fedspa.core.client_state import ClientState
+from fedspa.core.records import Spread
+from fedspa.core.server import ServerState
+from fedspa.core.settings import TrainingSettings
+from fedspa.data.image_set import ImageSet
+from fedspa.federated.client_runner import ClientRunner
+from fedspa.federated.evaluation import Evaluator, Model, PredictionBatch, score_models, score_one
+from fedspa.federated.executor import InProcess
+from fedspa.federated.jobs import Job
+from fedspa.federated.scores import ClientScores, Kept
 from fedspa.masks.dst import DST
 from fedspa.masks.rsm import RSM
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.fedspa import FedSpa
 from fedspa.metrics.accuracy import Accuracy
-from fedspa.records import Spread
-from fedspa.rounds.evaluation import Evaluator, Model, PredictionBatch, score_models, score_one
-from fedspa.rounds.requests import Predict
-from fedspa.rounds.scores import ClientScores, Kept
-from fedspa.rounds.visitor import Job, Visitor
-from fedspa.running.executor import InProcess
-from fedspa.saving.archive import pack, unpack
-from fedspa.settings import TrainingSettings
+from fedspa.training.base import Engine
+from fedspa.training.eager import EagerEngine
 
 METRICS = {"accuracy": Accuracy(name="accuracy")}
 
@@ -117,29 +119,11 @@ def evaluator() -> Evaluator:
     return Evaluator(pixels(TEST, mean=0.5, std=0.5), ROWS, METRICS, classes=2, batch_size=4)
 
 
-def predicted(request: Predict, runner: Engine = ENGINE) -> torch.Tensor:
-    (classes,) = runner.answer([request])
-    assert isinstance(classes, torch.Tensor)
-    return classes
-
-
 def one(
-    tester: Evaluator,
-    weights: torch.Tensor,
-    clients: Sequence[int],
-    calls: list[int] | None = None,
-    runner: Engine = ENGINE,
+    tester: Evaluator, weights: torch.Tensor, clients: Sequence[int], runner: Engine = ENGINE
 ) -> list[float]:
-    """Accuracies of one model; `calls` receives the number of images of each run of it."""
-    asking = score_one([tester], weights, clients)
-    request = next(asking)
-    while True:
-        if calls is not None:
-            calls.append(len(request.rows))
-        try:
-            request = asking.send(predicted(request, runner))
-        except StopIteration as end:
-            return end.value["accuracy"].tolist()
+    """Accuracies of one model."""
+    return score_one([tester], runner, weights, clients)["accuracy"].tolist()
 
 
 def test_one_model_by_hand():
@@ -148,11 +132,18 @@ def test_one_model_by_hand():
     assert one(evaluator(), -SIGN, [0, 1, 2]) == [25, 100, 50]
 
 
-def test_one_model_runs_once_over_the_union_of_the_images():
+def test_one_model_runs_once_over_the_union_of_the_images(monkeypatch):
     calls: list[int] = []
-    one(evaluator(), SIGN, [0, 1, 2], calls)
+    predict = EagerEngine.predict
+
+    def counted(self, weights, pixels, rows, batch_size):
+        calls.append(len(rows))
+        return predict(self, weights, pixels, rows, batch_size)
+
+    monkeypatch.setattr(EagerEngine, "predict", counted)
+    one(evaluator(), SIGN, [0, 1, 2])
     assert calls == [6]  # not 4 + 1 + 2
-    one(evaluator(), SIGN, [1, 2], calls)
+    one(evaluator(), SIGN, [1, 2])
     assert calls == [6, 3]
 
 
@@ -170,7 +161,7 @@ def shown(runs: list[tuple[int, ...]]) -> Kept:
         for job in jobs:
             runs.append(tuple(job.rows.tolist()))
             model = job.model.state.tensor("weights") if job.model.state else SIGN
-            yield predicted(tester.request(model, job.rows))
+            yield tester.predict(ENGINE, model, job.rows)
 
     models = [
         (Model("global"), range(3)),
@@ -195,7 +186,7 @@ def test_several_sets_of_images_score_under_their_own_names():
     own._rows = [np.array([0]), np.array([1]), np.array([2])]
 
     def run(jobs: Sequence[PredictionBatch]) -> list[torch.Tensor]:
-        return [predicted((test, own)[job.evaluator].request(SIGN, job.rows)) for job in jobs]
+        return [(test, own)[job.evaluator].predict(ENGINE, SIGN, job.rows) for job in jobs]
 
     scores = score_models([test, own], [(Model("global"), range(3))], run)
     assert scores["global"]["accuracy"].values.tolist() == [75, 0, 50]
@@ -203,11 +194,11 @@ def test_several_sets_of_images_score_under_their_own_names():
 
 
 class Listening(InProcess):
-    """Keeps the jobs that it is given, apart from visits."""
+    """Keeps the jobs that it is given, apart from updates."""
 
-    def run(self, jobs: Sequence[Job], weights: torch.Tensor) -> Iterator[Any]:
+    def run(self, jobs: Sequence[Job], server: ServerState) -> Iterator[Any]:
         self.predictions = [job for job in jobs if isinstance(job, PredictionBatch)]
-        return super().run(jobs, weights)
+        return super().run(jobs, server)
 
 
 @pytest.mark.parametrize(
@@ -223,8 +214,8 @@ class Listening(InProcess):
 def test_a_round_shows_each_image_once_to_each_different_model(method, searcher, models):
     made: list[Listening] = []
 
-    def listening(visitor: Visitor) -> Listening:
-        made.append(Listening(visitor))
+    def listening(runner: ClientRunner) -> Listening:
+        made.append(Listening(runner))
         return made[0]
 
     (record,) = small(method, searcher, rounds=1, executor=listening).run()
@@ -238,8 +229,8 @@ def test_a_round_shows_each_image_once_to_each_different_model(method, searcher,
 def test_a_personal_model_that_nobody_has_changed_keeps_its_score_also_after_a_break():
     made: list[Listening] = []
 
-    def listening(visitor: Visitor) -> Listening:
-        made.append(Listening(visitor))
+    def listening(runner: ClientRunner) -> Listening:
+        made.append(Listening(runner))
         return made[-1]
 
     def ditto() -> Federation:
@@ -280,6 +271,6 @@ def test_sharing_changes_no_score():
     for k, own in enumerate(rows):
         w, b = weights[:48].view(3, 16), weights[48:]
         seen = pixels(images).batch(torch.from_numpy(own), None)
-        right = (seen.images.flatten(1) @ w.T + b).argmax(1) == seen.labels
+        right = (seen.inputs.flatten(1) @ w.T + b).argmax(1) == seen.targets
         assert together[k] == pytest.approx(100 * right.double().mean().item(), rel=1e-6)
     assert np.std(together) > 0

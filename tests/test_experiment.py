@@ -8,8 +8,8 @@ import json
 import numpy as np
 import pytest
 
-from fedspa.errors import UserError
-from fedspa.running.experiment import run
+from fedspa.core.errors import UserError
+from fedspa.runs.experiment import run
 
 SHORT = ("federation.rounds=1", "federation.clients_per_round=2", "logger=none", "hardware.workers=1")
 

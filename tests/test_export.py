@@ -21,14 +21,14 @@ from safetensors.torch import load_file
 
 import fedspa.export.command
 import fedspa.export.runs
-import fedspa.running.experiment
-from fedspa.config import check, register
-from fedspa.data.clients import client_rows
+import fedspa.runs.experiment
+from fedspa.config.plan import check, register
+from fedspa.core.paths import config_dir
 from fedspa.export.formats import as_onnx, as_safetensors, as_torch
 from fedspa.export.stored_run import StoredRun
-from fedspa.paths import config_dir
-from fedspa.running.assembly import Federation, build
-from fedspa.running.experiment import run
+from fedspa.partition.clients import client_rows
+from fedspa.runs.assembly import Federation, build
+from fedspa.runs.experiment import run
 
 ROOT = Path(__file__).resolve().parents[1]
 SHORT = (
@@ -296,10 +296,10 @@ REMEMBERED = {
 
 
 @pytest.mark.parametrize("name", REMEMBERED)
-@pytest.mark.parametrize("batchnorm", ["average", "local"])
+@pytest.mark.parametrize("batchnorm", ["average", None])
 def test_models_made_of_what_clients_remember(
     name: str,
-    batchnorm: str,
+    batchnorm: str | None,
     command: Callable[..., Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -314,20 +314,23 @@ def test_models_made_of_what_clients_remember(
         federations.append(build(*arguments))
         return federations[-1]
 
-    monkeypatch.setattr(fedspa.running.experiment, "build", kept)
+    monkeypatch.setattr(fedspa.runs.experiment, "build", kept)
+    layers = "none" if batchnorm else "norm"
     options = (*REMEMBERED[name], "training.epochs=2", "save.personal=true", "federation.rounds=3")
+    options += (f"personal_layers={layers}",)
     folder = trained(tmp_path / name, *options, model=model, trusted_packages=["own_network"])
     (federation,) = federations
-    loop, visitor = federation.loop, federation.visitor
-    network, images = visitor.engine.module.network.eval(), torch.rand(6, 1, 8, 8)
+    loop, runner = federation.loop, federation.runner
+    engine, own_layers = runner.setup.engine, runner.setup.own_layers
+    network, images = engine.module.network.eval(), torch.rand(6, 1, 8, 8)
     stored = StoredRun(folder)
     for client in range(4):
-        state = loop.client_state(client)
+        state = loop.state.client_state(client)
         for kind in ("personal", "global"):
             weights = loop.state.weights
             if kind == "personal":
-                weights = visitor.method.personal(weights, state, visitor.searcher)
-            visitor.engine.module.start(visitor.own_layers.complete(weights, state, kind == "personal"))
+                weights = runner.method.personal(weights, state)
+            engine.module.load(own_layers.complete(weights, state, kind == "personal"))
             exported = stored.model(kind, client).module
             with torch.no_grad():
                 assert torch.equal(exported(images), network(exported.normalise(images)))
@@ -338,7 +341,7 @@ def test_models_made_of_what_clients_remember(
         assert command(f"run={without}", *words[1:])[0] == 0
     else:
         assert "train it with save.personal=true" in refusal(command(f"run={without}", *words[1:]))
-    if batchnorm == "local":
+    if batchnorm is None:
         assert "say whose by client=<number, from 0>" in refusal(command(*words[::2], "model=global"))
     (folder / "client_states.safetensors").unlink()
     assert "client_states.safetensors does not hold what" in refusal(command(*words))

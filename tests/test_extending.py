@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from fedspa.paths import project_root
+from fedspa.core.paths import project_root
 
 DOCS = project_root() / "docs"
 FILE = re.compile(r"`((?:src|conf)/\S+\.(?:py|yaml))`:\n\n```(?:python|yaml)\n(.*?)```", re.DOTALL)
@@ -33,7 +35,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(project_root() / "pyproject.toml", clone)
     for page in ("mask_searcher", "method", "data_set", "model"):
         written = files(page)
-        assert [Path(path).suffix for path in written] == [".py", ".yaml"]
+        assert [Path(path).suffix for path in written] == [".py", ".yaml"] * (len(written) // 2)
         for path, content in written.items():
             (clone / path).write_text(content)
     return clone
@@ -74,6 +76,30 @@ def test_two_files_make_a_method_and_two_a_model(copy: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert summary(copy)["method"] == "fedprox"
     refused(copy, "method.mu=-1.0 is out of range", "method=fedprox", "method.mu=-1")
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_a_method_may_keep_state_on_the_server(copy: Path, clients: int) -> None:
+    """SCAFFOLD sends a control variate beside every model and update. Of a single client, whose control variate is the
+    server's, no step is corrected; else steps are, from the second round on."""
+    weights = {}
+    for method, values in (("scaffold", 2), ("fedavg", 1)):
+        shutil.rmtree(copy / "run", ignore_errors=True)
+        sizes = [f"federation.clients={clients}", f"federation.clients_per_round={clients}"]
+        uniform = ["method.weighting=uniform"] * (method == "fedavg")
+        ended = train(copy, f"method={method}", *sizes, *uniform)
+        assert ended.returncode == 0, ended.stderr
+        traffic = summary(copy)["traffic_bytes"]
+        assert traffic["total"] == values * traffic["dense_total"]
+        weights[method] = load_file(copy / "run" / "weights.safetensors")
+    same = [torch.equal(tensor, weights["fedavg"][name]) for name, tensor in weights["scaffold"].items()]
+    assert all(same) if clients == 1 else not any(same)
+
+
+@pytest.mark.parametrize("setting", ["training.momentum=0.9", "training.drop_last=true"])
+def test_a_method_refuses_settings_that_make_no_sense_to_it(copy: Path, setting: str) -> None:
+    name = setting.partition("=")[0]
+    refused(copy, f"use {name}=", "method=scaffold", setting)
 
 
 def test_two_files_make_a_data_set(copy: Path) -> None:

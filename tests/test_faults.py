@@ -17,16 +17,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import Federation, federation, random_clients
+from federations import Federation, federation, random_clients, two_workers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedspa.errors import UserError
+from fedspa.core.client import Client, ClientUpdate
+from fedspa.core.errors import UserError
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.records import Costs, RoundRecord
+from fedspa.core.server import ServerState
+from fedspa.core.settings import FaultSettings, TrainingSettings
+from fedspa.federated.faults import MOST_FLIPPED, Fault, FaultModel, damage
+from fedspa.federated.sampling import sample_clients
 from fedspa.masks.dst import DST
-from fedspa.masks.packed import PackedMask
 from fedspa.masks.rsm import RSM
-from fedspa.methods.base import ClientTask
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.fedspa import FedSpa
@@ -34,13 +39,6 @@ from fedspa.methods.local import Local
 from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.methods.subsampling import Subsampling
 from fedspa.models.initialise import seeded
-from fedspa.records import Costs, RoundRecord
-from fedspa.rounds.faults import MOST_FLIPPED, Fault, FaultModel, damage
-from fedspa.rounds.requests import Gradient
-from fedspa.rounds.sampling import sample_clients
-from fedspa.rounds.visitor import Visitor
-from fedspa.running.executor import Workers
-from fedspa.settings import FaultSettings, TrainingSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = (6, 10, 14, 10)
@@ -112,16 +110,17 @@ def test_exactly_these_are_missing_and_the_others_are_averaged(seed):
         here = [client for client in range(4) if client not in lost]
         assert missing(record) == lost
         assert record.participants == (0, 1, 2, 3)
-        assert [client for client, _ in run.visits] == here
+        assert [client for client, _ in run.updates] == here
         assert record.samples == 2 * sum(SIZES[client] for client in here)
         if here:
             shares = [SIZES[client] / sum(SIZES[client] for client in here) for client in here]
-            step = sum(share * visit.update for share, (_, visit) in zip(shares, run.visits, strict=True))
+            step = sum(share * update.update for share, (_, update) in zip(shares, run.updates, strict=True))
             torch.testing.assert_close(run.weights, before - step)
-            losses = [SIZES[client] * float(visit.loss) for client, visit in run.visits]
+            losses = [SIZES[client] * loss for client, loss in run.losses]
             assert record.loss == pytest.approx(sum(losses) / sum(SIZES[client] for client in here))
         before = run.weights
-        run.visits.clear()
+        run.updates.clear()
+        run.losses.clear()
 
 
 def test_a_round_of_which_nothing_is_left_keeps_the_weights_and_says_so():
@@ -143,7 +142,7 @@ def test_with_nobody_left_in_any_round_nothing_ever_changes():
         run = linear(method, searcher, FaultSettings(dropout=1.0), wire=None)
         records = run.run()
         assert torch.equal(run.weights, run.initial)
-        assert not run.loop.state.clients and run.visits == []
+        assert not run.loop.state.clients and run.updates == []
         assert [len(record.events) for record in records] == [5, 5, 5]
         assert set(records[-1].scores) == set(method.kinds) - {"local"}
 
@@ -240,55 +239,49 @@ def test_a_first_mask_is_sent_until_an_update_has_come():
 @pytest.mark.parametrize(("method", "searcher"), METHODS.values(), ids=METHODS)
 def test_a_visit_that_leaves_nothing_leaves_the_clients_state_as_it_was(method, searcher):
     run = linear(method, searcher, seed=8, rounds=6)
-    loop, before = run.loop, [run.loop.client_state(client) for client in range(4)]
+    loop, before = run.loop, [run.loop.state.client_state(client) for client in range(4)]
     scores = np.full(4, np.nan)
     for record in loop.rounds():
-        lost, seen = missing(record), dict(run.visits)
+        lost, seen = missing(record), dict(run.updates)
         if method.kinds == ("local",):  # it sends nothing that could be late, lost or damaged
             assert set(lost.values()) <= {"dropout"}
         assert set(seen) == set(range(4)) - set(lost)
         local = loop.state.scores["local"]["accuracy"].dense(4)
         for client in range(4):
-            visits = sum(visited == client for visited, _ in run.visits)
-            now = loop.client_state(client)
+            visits = sum(visited == client for visited, _ in run.updates)
+            now = loop.state.client_state(client)
             if client in lost:
                 assert now.identity == before[client].identity
                 assert np.array_equal(local[client], scores[client], equal_nan=True)
             else:
                 assert loop.state.visits[client] > 0 and visits == 1
                 if searcher:
-                    assert torch.equal(
-                        seen[client].holds, before[client].mask.unpack(like=seen[client].holds)
-                    )
+                    assert torch.equal(seen[client].mask, before[client].mask.unpack(like=seen[client].mask))
             before[client] = now
         scores = local.copy()
-        run.visits.clear()
+        run.updates.clear()
 
 
 def test_fedspa_goes_on_from_the_mask_that_both_sides_know():
     """Client 3 is heard in round 1, lost in rounds 2 and 3: its mask is the one that came with its only update."""
     run = linear(*METHODS["fedspa+dst"], seed=8)
     run.run()
-    (sent,) = [visit.state for client, visit in run.visits if client == 3]
+    (sent,) = [update.state for client, update in run.updates if client == 3]
     assert run.loop.state.visits == {3: 1, 0: 2, 1: 1}
-    assert run.loop.client_state(3) == sent and sent.mask != half_masks(3)
-    assert run.loop.client_state(2).mask == half_masks(2)  # never heard of
+    assert run.loop.state.client_state(3) == sent and sent.mask != half_masks(3)
+    assert run.loop.state.client_state(2).mask == half_masks(2)  # never heard of
 
 
 @pytest.mark.parametrize(("method", "searcher"), METHODS.values(), ids=METHODS)
 def test_two_workers_give_the_bytes_of_one_with_every_fault(method, searcher):
     faults = replace(SOME, norm_bound=1.5, policy="skip")
-    executors: list[Workers] = []
-
-    def two(visitor: Visitor) -> Workers:
-        executors.append(Workers(visitor, 2, 195, torch.float32))
-        return executors[0]
-
-    alone, shared = (linear(method, searcher, faults, seed=8, **more) for more in ({}, {"executor": two}))
+    alone, shared = (
+        linear(method, searcher, faults, seed=8, **more) for more in ({}, {"executor": two_workers})
+    )
     try:
         assert told(alone.run()) == told(shared.run())
     finally:
-        executors[0].close()
+        shared.close()
     assert torch.equal(alone.weights, shared.weights)
     assert alone.loop.state.visits == shared.loop.state.visits
 
@@ -327,9 +320,11 @@ def exploding(method, client: int = 1):
     """The method, but one client takes steps that no float can hold."""
 
     class Exploding(type(method)):
-        def visit(self, task: ClientTask):
-            too_far = replace(task, learning_rate=3e38) if task.client == client else task
-            return super().visit(too_far)
+        def client_update(self, chosen: Client, server: ServerState) -> ClientUpdate:
+            if chosen.id == client:
+                huge = replace(chosen.training, lr=3e38)
+                chosen._setup = replace(chosen._setup, training=huge)  # type: ignore[attr-defined]
+            return super().client_update(chosen, server)
 
     return Exploding(**vars(method))
 
@@ -348,12 +343,12 @@ def test_whoever_diverges_ends_the_run_or_is_left_out(method, searcher, wire):
     records = run.run()
     assert [missing(record) for record in records] == [{1: "diverged"}] * 3
     assert torch.isfinite(run.weights).all() and 1 not in run.loop.state.clients
-    assert {client for client, _ in run.visits} == {0, 2, 3}
+    assert {client for client, _ in run.updates} == {0, 2, 3}
     healthy = linear(method, searcher, FaultSettings(), wire=wire)
     next(healthy.loop.rounds())
-    sound = [visit for client, visit in healthy.visits if client != 1]
-    for (_, visit), same in zip(run.visits[:3], sound, strict=True):
-        assert torch.equal(visit.local, same.local)  # nobody else notices
+    sound = [update for client, update in healthy.updates if client != 1]
+    for (_, update), same in zip(run.updates[:3], sound, strict=True):
+        assert torch.equal(update.local, same.local)  # nobody else notices
 
 
 def test_a_client_that_diverges_is_charged_for_what_it_was_sent_and_trained():
@@ -371,11 +366,11 @@ def test_a_client_that_diverges_is_charged_for_what_it_was_sent_and_trained():
 class Looks(FedAvg):
     """Client 2 takes a gradient where no logit is finite; client 3 sends an update that is not."""
 
-    def visit(self, task: ClientTask):
-        if task.client == 2:
-            yield Gradient(weights=3e38 * task.weights.sign(), rows=task.rows, generator=task.generator("x"))
-        visit = yield from super().visit(task)
-        return replace(visit, update=visit.update * math.nan) if task.client == 3 else visit
+    def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
+        if client.id == 2:
+            client.gradient(3e38 * client.weights.sign(), "x")
+        update = super().client_update(client, server)
+        return replace(update, update=update.update * math.nan) if client.id == 3 else update
 
 
 def test_gradients_and_updates_are_looked_at_too():
@@ -395,9 +390,9 @@ class Huge(FedAvg):
 
     weighting: str = "uniform"
 
-    def visit(self, task: ClientTask):
-        visit = yield from super().visit(task)
-        return replace(visit, update=torch.full_like(visit.update, 2e38))
+    def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
+        update = super().client_update(client, server)
+        return replace(update, update=torch.full_like(update.update, 2e38))
 
 
 def test_finite_updates_whose_sum_is_not_end_the_run():
@@ -427,7 +422,7 @@ def test_no_more_than_so_many_may_be_refused(bound, rounds):
 
 
 def norms(run: Federation) -> list[float]:
-    return [float(visit.update.norm()) for _, visit in run.visits]
+    return [float(update.update.norm()) for _, update in run.updates]
 
 
 def test_updates_beyond_the_norm_bound_are_rejected_or_clipped():
@@ -444,7 +439,7 @@ def test_updates_beyond_the_norm_bound_are_rejected_or_clipped():
         (client, "norm_bound", "left out") for client in beyond
     ]
     assert f"has norm {free_norms[beyond[0]]:.5g}"[:12] in record.events[0].detail
-    assert [client for client, _ in rejected.visits] == [
+    assert [client for client, _ in rejected.updates] == [
         client for client in range(4) if client not in beyond
     ]
 
@@ -455,8 +450,8 @@ def test_updates_beyond_the_norm_bound_are_rejected_or_clipped():
     ]
     assert norms(clipped) == pytest.approx([min(norm, bound) for norm in free_norms])
     step = sum(
-        size / sum(SIZES) * min(1, bound / norm) * visit.update
-        for size, norm, (_, visit) in zip(SIZES, free_norms, free.visits, strict=True)
+        size / sum(SIZES) * min(1, bound / norm) * update.update
+        for size, norm, (_, update) in zip(SIZES, free_norms, free.updates, strict=True)
     )
     torch.testing.assert_close(clipped.weights, clipped.initial - step)
     assert record.costs == free.loop.state.costs

@@ -8,23 +8,21 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from federations import Federation, federation, random_clients, small
+from federations import Federation, federation, random_clients, small, two_workers
 from torch import nn
 
-from fedspa.errors import UserError
-from fedspa.masks.base import SearchInput
+from fedspa.core.errors import UserError
+from fedspa.core.records import RoundRecord
+from fedspa.core.settings import TrainingSettings
 from fedspa.masks.dst import DST
 from fedspa.masks.rsm import RSM
+from fedspa.masks.search_input import SearchInput
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.fedspa import FedSpa
 from fedspa.methods.local import Local
 from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.methods.subsampling import Subsampling
-from fedspa.records import RoundRecord
-from fedspa.rounds.visitor import Visitor
-from fedspa.running.executor import Workers
-from fedspa.settings import TrainingSettings
 
 FEDSPA, FEDAVG = FedSpa(name="fedspa"), FedAvg(name="fedavg")
 DIFFERENT = DST(name="dst", initial="different")
@@ -51,8 +49,8 @@ def assert_same_bytes(one: Federation, other: Federation) -> None:
     assert ours.clients.keys() == theirs.clients.keys()
     for client, state in ours.clients.items():
         assert state == theirs.clients[client]
-    for (client, visit), (same_client, same_visit) in zip(one.visits, other.visits, strict=True):
-        assert client == same_client and torch.equal(visit.local, same_visit.local)
+    for (client, update), (same_client, same_update) in zip(one.updates, other.updates, strict=True):
+        assert client == same_client and torch.equal(update.local, same_update.local)
 
 
 @pytest.mark.parametrize(("method", "searcher"), METHODS.values(), ids=METHODS)
@@ -81,17 +79,11 @@ def test_worker_processes_and_the_fp32_wire_change_no_byte(method, searcher):
     assert_same_bytes(plain, wired)
     assert [replace(record.costs, encoded_bytes=0) for record in over_the_wire] == [r.costs for r in records]
 
-    executors: list[Workers] = []
-
-    def two_workers(visitor: Visitor) -> Workers:
-        executors.append(Workers(visitor, 2, plain.space.total, torch.float32))
-        return executors[0]
-
     shared_out = small(method, searcher, executor=two_workers)
     try:
         assert told(shared_out.run()) == told(records)
     finally:
-        executors[0].close()
+        shared_out.close()
     assert_same_bytes(plain, shared_out)
 
 
@@ -110,7 +102,7 @@ def test_who_takes_part_depends_on_the_seed_alone():
     def participants(method, searcher, seed):
         run = small(method, searcher, rounds=5, eval_every=99, seed=seed)
         chosen = [record.participants for record in run.loop.rounds()]
-        assert [client for client, _ in run.visits] == [client for round in chosen for client in round]
+        assert [client for client, _ in run.updates] == [client for round in chosen for client in round]
         assert all(len(set(round)) == 2 and list(round) == sorted(round) for round in chosen)
         return chosen
 
@@ -129,26 +121,26 @@ def test_a_client_that_was_never_visited_holds_no_state(method, searcher):
 def test_clients_that_share_a_first_state_share_its_memory():
     for method, searcher in [METHODS["fedspa+rsm"], METHODS["ditto"], METHODS["local"], METHODS["subfedavg"]]:
         loop = small(method, searcher).loop
-        assert len({loop.client_state(client).identity for client in range(4)}) == 1
+        assert len({loop.state.client_state(client).identity for client in range(4)}) == 1
     run = small(FEDSPA, RSM(name="rsm"))
     run.run()
-    assert len({state.identity for state in run.loop.state.clients.values()}) == 1  # and a visit keeps it
+    assert len({state.identity for state in run.loop.state.clients.values()}) == 1  # and an update keeps it
 
 
 def test_a_client_keeps_its_state_until_its_next_visit():
     run = small(FEDSPA, DIFFERENT, rounds=8, eval_every=99)
-    kept = {client: run.loop.client_state(client) for client in range(4)}
+    kept = {client: run.loop.state.client_state(client) for client in range(4)}
     for record in run.loop.rounds():
         for client, state in run.loop.state.clients.items():
             assert client in record.participants or state.identity == kept[client].identity
         kept = dict(run.loop.state.clients)
     for client in range(4):
-        own = [visit for visited, visit in run.visits if visited == client]
+        own = [update for visited, update in run.updates if visited == client]
         for earlier, later in zip(own, own[1:], strict=False):
             assert torch.equal(
-                earlier.state.mask.unpack(later.holds), later.holds
+                earlier.state.mask.unpack(later.mask), later.mask
             )  # trained with what was found
-    assert run.loop.density(0) == pytest.approx(run.visits[0][1].holds.mean().item())
+    assert run.loop.state.density(0) == pytest.approx(run.updates[0][1].mask.mean().item())
 
 
 def test_local_scores_stay_from_the_last_visit_and_count_only_the_visited():
@@ -179,10 +171,13 @@ def test_finetuning_trains_a_copy_of_the_global_model_for_every_client():
     run = small(FEDSPA, DIFFERENT, rounds=2)
     run.run()
     weights, states = run.weights.clone(), dict(run.loop.state.clients)
-    untrained = run.loop.finetune(epochs=0)["accuracy"].values
+    untrained = run.loop.tests.finetune(run.loop.state, epochs=0)["accuracy"].values
     assert untrained.tolist() == run.loop.state.scores["global"]["accuracy"].values.tolist()
-    trained = run.loop.finetune(epochs=3)["accuracy"].values
-    assert len(trained) == 4 and trained.tolist() == run.loop.finetune(epochs=3)["accuracy"].values.tolist()
+    trained = run.loop.tests.finetune(run.loop.state, epochs=3)["accuracy"].values
+    assert (
+        len(trained) == 4
+        and trained.tolist() == run.loop.tests.finetune(run.loop.state, epochs=3)["accuracy"].values.tolist()
+    )
     assert trained.mean() > untrained.mean()
     assert torch.equal(run.weights, weights)
     assert dict(run.loop.state.clients) == states

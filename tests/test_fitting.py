@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedspa.errors import UserError
-from fedspa.running import fitting
-from fedspa.running.fitting import check_fits, free_memory
+from fedspa.core.errors import UserError
+from fedspa.runs import fitting
+from fedspa.runs.fitting import check_fits, free_memory
 
 CPU = torch.device("cpu")
 
@@ -80,7 +80,7 @@ def test_free_memory_is_that_of_the_machine_within_the_container(
 
 def test_without_crops_the_images_are_not_copied(plan: Any) -> None:
     from fedspa.data.batches import Pixels
-    from fedspa.data.source import Augmentation
+    from fedspa.data.image_set import Augmentation
 
     images = plan().dataset.load().train
     pixels = Pixels(images, [0.5], [0.5], Augmentation(flip=True), CPU, torch.float32)

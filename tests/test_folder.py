@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedspa.config import Plan, check
-from fedspa.data.clients import client_rows
-from fedspa.data.source import ImageSet
+from fedspa.config.plan import Plan, check
+from fedspa.core.errors import UserError
+from fedspa.data.image_set import ImageSet
 from fedspa.data.tabular import TableImages, held_out
-from fedspa.errors import UserError
+from fedspa.partition.clients import client_rows
 
 Planner = Callable[..., Plan]
 

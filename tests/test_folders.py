@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import hydra.core.utils
 import pytest
 
-from fedspa import config
 from fedspa.cli import main
-from fedspa.folders import LONGEST_NAME, file_name, new_folder
+from fedspa.config import plan as config
+from fedspa.core.file_names import LONGEST_NAME, file_name
+from fedspa.runs.folders import new_folder
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedspa.config import Plan
-from fedspa.data.clients import client_rows
-from fedspa.data.source import ImageData, ImageSet
-from fedspa.errors import UserError
+from fedspa.config.plan import Plan
+from fedspa.core.errors import UserError
+from fedspa.data.image_set import ImageSet
+from fedspa.data.source import ImageData
 from fedspa.partition.base import partition_hash
+from fedspa.partition.clients import client_rows
 from fedspa.partition.column import ColumnPartition
 from fedspa.partition.file import FilePartition
 
@@ -227,7 +228,7 @@ def test_the_hash_is_of_the_rows_not_of_the_place(tmp_path: Path, plan: Any) -> 
 
 
 def test_the_partition_of_a_run_can_be_used_again(tmp_path: Path, plan: Any) -> None:
-    from fedspa.running.experiment import run
+    from fedspa.runs.experiment import run
 
     small = ["federation.clients=6", "federation.clients_per_round=2", "federation.rounds=1", "logger=none"]
     first = run(plan("partition=shards", "seed=3", *small), tmp_path / "first")

@@ -16,14 +16,14 @@ from kill_points import run_until
 from test_malformed import one_sentence
 from test_resume import ONE, TINY, files
 
-from fedspa.config import Plan
-from fedspa.errors import UserError
-from fedspa.masks.packed import PackedMask
-from fedspa.running.assembly import Federation, build
-from fedspa.running.experiment import describe, run
-from fedspa.saving.archive import pack, unpack, write
-from fedspa.saving.checkpoint import checkpoint_files
-from fedspa.saving.run_state import RunState
+from fedspa.checkpoints.archive import pack, unpack, write
+from fedspa.checkpoints.checkpoint import checkpoint_files
+from fedspa.checkpoints.run_state import RunState
+from fedspa.config.plan import Plan
+from fedspa.core.errors import UserError
+from fedspa.core.packed_mask import PackedMask
+from fedspa.runs.assembly import Federation, build
+from fedspa.runs.experiment import describe, run
 from fedspa.tracking.console import ConsoleView
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.mlflow_store import MLflowTracker

@@ -14,13 +14,14 @@ import pytest
 import tables
 from hub_server import Hub, environment, redirect, served
 
-from fedspa.config import Plan
+from fedspa.config.plan import Plan
+from fedspa.core.errors import UserError
 from fedspa.data import hub_table, tabular
-from fedspa.data.clients import client_rows
-from fedspa.data.source import ImageData, ImageSet
+from fedspa.data.image_set import ImageSet
+from fedspa.data.source import ImageData
 from fedspa.data.table import Columns, Table
 from fedspa.data.tabular import TableImages
-from fedspa.errors import UserError
+from fedspa.partition.clients import client_rows
 
 Planner = Callable[..., Plan]
 TRAIN, TEST = "data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"

@@ -11,8 +11,8 @@ import pytest
 
 import deliver
 import report
-from fedspa.running.interruption import SIGNALS, Interruptions, Preempted, Preemptible, ends_when_interrupted
-from fedspa.running.streams import ReaderGone
+from fedspa.runs.interruption import SIGNALS, Interruptions, Preempted, Preemptible, ends_when_interrupted
+from fedspa.runs.streams import ReaderGone
 
 
 def hit(number: int) -> None:

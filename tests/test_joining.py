@@ -17,13 +17,13 @@ import torch
 from rank_runs import End, run_in_ranks
 from test_resume import TINY
 
-from fedspa.config import Plan
-from fedspa.errors import UserError
-from fedspa.running import joining
-from fedspa.running.hardware import Hardware
-from fedspa.running.interruption import Preempted
-from fedspa.running.joining import joined
-from fedspa.running.launch import Launch
+from fedspa.config.plan import Plan
+from fedspa.core.errors import UserError
+from fedspa.core.launch import Launch
+from fedspa.runs import joining
+from fedspa.runs.interruption import Preempted
+from fedspa.runs.joining import joined
+from fedspa.training.hardware import Hardware
 
 PLANS = Callable[..., Plan]
 

@@ -16,11 +16,11 @@ from federations import losses
 from kernel_runs import ROOT, SOURCE, WORK, kernel_of, lenet_engine, needs_kernel, stock
 from torch import nn
 
-from fedspa.engines.choice import Auto
 from fedspa.kernels import building
 from fedspa.kernels.building import CannotBuild
 from fedspa.kernels.conv_pool import ConvPoolKernel
-from fedspa.running import experiment
+from fedspa.runs import experiment
+from fedspa.training.choice import Auto
 
 
 def build_elsewhere() -> None:

@@ -19,10 +19,10 @@ from omegaconf import OmegaConf
 from tracking_runs import run_info, run_record, run_result
 
 from fedspa.cli import main
-from fedspa.running.interruption import Preempted
-from fedspa.sweeping import gpu_places, launchers
-from fedspa.sweeping.gpu_places import VISIBLE, take_a_gpu
-from fedspa.sweeping.launchers import CONSOLE, Ended, Launching, beside_others
+from fedspa.runs.interruption import Preempted
+from fedspa.studies import gpu_places, launchers
+from fedspa.studies.gpu_places import VISIBLE, take_a_gpu
+from fedspa.studies.launchers import CONSOLE, Ended, Launching, beside_others
 from fedspa.tracking.mlflow_page import PARENT
 from fedspa.tracking.mlflow_store import MLflowTracker
 

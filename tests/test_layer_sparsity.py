@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspa.errors import UserError
+from fedspa.core.errors import UserError
 from fedspa.layer_sparsity.er import ErdosRenyi
 from fedspa.layer_sparsity.erk import ErdosRenyiKernel
 from fedspa.layer_sparsity.flow import counts_with_flow
@@ -19,7 +19,7 @@ from fedspa.layer_sparsity.uniform import Uniform
 from fedspa.models.lenet5 import LeNet5
 from fedspa.models.resnet18 import ResNet18
 from fedspa.models.vgg11 import VGG11
-from fedspa.running.experiment import run
+from fedspa.runs.experiment import run
 
 RULES = {"erk": ErdosRenyiKernel, "er": ErdosRenyi, "uniform": Uniform}
 SHAPES = st.lists(st.lists(st.integers(1, 40), max_size=4).map(tuple), max_size=12)

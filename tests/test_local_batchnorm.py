@@ -1,4 +1,4 @@
-"""model.batchnorm=local: every client keeps its own BatchNorm layers, as in FedBN, whatever the method."""
+"""personal_layers=norm: every client keeps its own BatchNorm layers, as in FedBN, whatever the method."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 from batchnorm_runs import CLIENTS, METHODS, TRAINING, network, run
-from federations import Federation, pixels, train
+from federations import Federation, pixels, train, two_workers
 
-from fedspa.costing.costs import NetworkCosts
-from fedspa.engines.choice import Workload
-from fedspa.engines.compiled import CompiledEngine
+from fedspa.checkpoints.archive import pack, unpack
+from fedspa.core.randomness import generator
+from fedspa.core.settings import FaultSettings
+from fedspa.core.weights import ParameterSpace, flat_tensors
+from fedspa.costs.network import NetworkCosts
+from fedspa.federated.own_layers import PERSONAL_MODEL, SHARED_MODEL
 from fedspa.metrics.accuracy import Accuracy
-from fedspa.randomness import generator
-from fedspa.rounds.own_layers import PERSONAL_MODEL, SHARED_MODEL
-from fedspa.running.executor import Workers
-from fedspa.saving.archive import pack, unpack
-from fedspa.settings import FaultSettings
-from fedspa.weights import ParameterSpace, flat_tensors
+from fedspa.training.compiled import CompiledEngine
+from fedspa.training.workload import Workload
 
 SHARED = 36 + 216 + 6 + 18 + 3
 """Of the network's values: all but the two BatchNorm layers, of 4 and 6 channels with four values each."""
@@ -26,11 +25,11 @@ OWN = 4 * (4 + 6)
 
 
 def own(federation: Federation, client: int, name: str = SHARED_MODEL) -> torch.Tensor:
-    return federation.loop.client_state(client).tensor(name)
+    return federation.loop.state.client_state(client).tensor(name)
 
 
 def test_the_own_layers_lie_behind_the_shared_ones():
-    whole = ParameterSpace.of(network("local"))
+    whole = ParameterSpace.of(network("norm"))
     assert (whole.total, whole.shared.total, whole.shared.statistics) == (SHARED + OWN, SHARED, 0)
     assert whole.trained == SHARED + 2 * (4 + 6) and whole.names[: -whole.kept] == whole.shared.names
     assert sorted(whole.names) == sorted(ParameterSpace.of(network("average")).names)
@@ -57,7 +56,7 @@ def fedbn(rounds: int) -> tuple[dict[str, torch.Tensor], list[torch.nn.Module]]:
             for _ in range(TRAINING.epochs):
                 for batch in images.epoch(rows, TRAINING.batch_size, source):
                     sgd.zero_grad()
-                    torch.nn.functional.cross_entropy(client(batch.images), batch.labels).backward()
+                    torch.nn.functional.cross_entropy(client(batch.inputs), batch.targets).backward()
                     torch.nn.utils.clip_grad_norm_(client.parameters(), 0.5)
                     sgd.step()
         shares = sizes / sizes.sum()
@@ -75,7 +74,7 @@ def fedbn(rounds: int) -> tuple[dict[str, torch.Tensor], list[torch.nn.Module]]:
 
 def test_fedavg_is_fedbn_in_plain_pytorch():
     """The shared part is the average, each client's BatchNorm is its own, and its global model is tested with it."""
-    done = run("fedavg", "local", rounds=3)
+    done = run("fedavg", "norm", rounds=3)
     records = done.run()
     shared, clients = fedbn(3)
     for name, tensor in done.space.items(done.weights):
@@ -86,8 +85,8 @@ def test_fedavg_is_fedbn_in_plain_pytorch():
         kept = [tensor.detach().flatten() for name, tensor in tensors if name.startswith(("1.", "5."))]
         torch.testing.assert_close(own(done, k), torch.cat(kept), rtol=1e-9, atol=1e-12)
         (batch,) = test.in_order(torch.from_numpy(CLIENTS.test_rows[k]), 8)
-        predicted = client.eval()(batch.images).argmax(1)
-        scores.append(float(accuracy(predicted[None], batch.labels[None], 3)))
+        predicted = client.eval()(batch.inputs).argmax(1)
+        scores.append(float(accuracy(predicted[None], batch.targets[None], 3)))
     assert len({own(done, k).sum().item() for k in range(4)}) == 4
     found = done.loop.state.scores["global"]["accuracy"].values
     assert found.tolist() == scores
@@ -97,15 +96,15 @@ def test_fedavg_is_fedbn_in_plain_pytorch():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_leaves_the_own_layers_to_the_clients(name):
-    done = run(name, "local", clients_per_round=2)
+    done = run(name, "norm", clients_per_round=2)
     initial = own(done, 0)
     assert all(own(done, client) is initial for client in range(4))
     for number, record in enumerate(done.loop.rounds(), start=1):
-        for client, visit in done.visits[2 * (number - 1) :]:
-            assert visit.update is None or len(visit.update) == SHARED
-            assert visit.holds is None or len(visit.holds) == SHARED
-            assert len(visit.local) == SHARED + OWN
-            assert torch.equal(own(done, client), visit.local[SHARED:])
+        for client, update in done.updates[2 * (number - 1) :]:
+            assert update.update is None or len(update.update) == SHARED
+            assert update.mask is None or len(update.mask) == SHARED
+            assert len(update.local) == SHARED + OWN
+            assert torch.equal(own(done, client), update.local[SHARED:])
         assert len(done.weights) == SHARED
         assert record.costs.down_bytes <= 2 * 4 * SHARED and record.costs.up_bytes <= 2 * 4 * SHARED
     visited = sorted(done.loop.state.visits)
@@ -114,18 +113,18 @@ def test_every_method_leaves_the_own_layers_to_the_clients(name):
         not torch.equal(one, other) for one, other in zip(layers, [initial, *layers[:-1]], strict=True)
     )
     assert all(own(done, client) is initial for client in set(range(4)) - set(visited))
-    assert (PERSONAL_MODEL in done.loop.client_state(visited[0])) == (name == "ditto")
+    assert (PERSONAL_MODEL in done.loop.state.client_state(visited[0])) == (name == "ditto")
 
 
 def test_models_of_ditto_have_layers_of_their_own():
     """Without a pull its personal model is trained as that of a client on its own, layers included."""
     ditto, _ = METHODS["ditto"]
-    alone = run("local", "local")
-    both = run("ditto", "local", method=replace(ditto, proximal=0.0))
+    alone = run("local", "norm")
+    both = run("ditto", "norm", method=replace(ditto, proximal=0.0))
     alone.run(), both.run()
     for client in range(4):
-        state = both.loop.client_state(client)
-        assert torch.equal(state.tensor("weights"), alone.loop.client_state(client).tensor("weights"))
+        state = both.loop.state.client_state(client)
+        assert torch.equal(state.tensor("weights"), alone.loop.state.client_state(client).tensor("weights"))
         assert torch.equal(own(both, client, PERSONAL_MODEL), own(alone, client))
         assert not torch.equal(own(both, client, PERSONAL_MODEL), own(both, client))
     personal, local = both.loop.state.scores["personal"], alone.loop.state.scores["local"]
@@ -135,20 +134,20 @@ def test_models_of_ditto_have_layers_of_their_own():
 def test_a_pull_is_towards_the_model_that_the_client_was_sent_with_its_layers():
     """So strong a pull leaves of every step only where it is pulled to; statistics are nobody's to pull."""
     ditto, _ = METHODS["ditto"]
-    done = run("ditto", "local", method=replace(ditto, proximal=1 / TRAINING.lr), rounds=1)
+    done = run("ditto", "norm", method=replace(ditto, proximal=1 / TRAINING.lr), rounds=1)
     initial = own(done, 0)
     done.run()
     for client in range(4):
-        assert torch.equal(done.loop.client_state(client).tensor("weights"), done.initial)
+        assert torch.equal(done.loop.state.client_state(client).tensor("weights"), done.initial)
         layers = own(done, client, PERSONAL_MODEL)
         assert torch.equal(layers[:20], initial[:20]) and not torch.equal(layers[20:], initial[20:])
 
 
 @pytest.mark.parametrize("name", ["fedspa-dst", "fedspa-snip", "ditto"])
 def test_compiled_rounds_are_those_of_the_eager_engine(name):
-    eager = run(name, "local")
+    eager = run(name, "norm")
     other = run(
-        name, "local", engine_of=lambda one: CompiledEngine(one, Workload(14, steps=100), compiler=None)
+        name, "norm", engine_of=lambda one: CompiledEngine(one, Workload(14, steps=100), compiler=None)
     )
     for reference, record in zip(eager.run(), other.run(), strict=True):
         assert record.loss == pytest.approx(reference.loss, rel=1e-10) and record.scores == reference.scores
@@ -159,16 +158,13 @@ def test_compiled_rounds_are_those_of_the_eager_engine(name):
 
 @pytest.mark.parametrize("name", ["fedspa-dst", "ditto", "local"])
 def test_two_workers_and_a_resumed_run_leave_the_same_bytes(name):
-    def workers(visitor):
-        return Workers(visitor, 2, visitor.space.total, torch.float32)
-
-    options = {"policy": "local", "dtype": torch.float32, "clients_per_round": 2, "rounds": 4}
-    alone, shared = run(name, **options), run(name, executor=workers, **options)
+    options = {"policy": "norm", "dtype": torch.float32, "clients_per_round": 2, "rounds": 4}
+    alone, shared = run(name, **options), run(name, executor=two_workers, **options)
     records = alone.run()
     try:
         assert [record.scores for record in shared.run()] == [record.scores for record in records]
     finally:
-        shared.loop._executor.close()
+        shared.close()
     broken, resumed = run(name, **options), run(name, **options)
     rounds = broken.loop.rounds()
     next(rounds), next(rounds)
@@ -177,11 +173,11 @@ def test_two_workers_and_a_resumed_run_leave_the_same_bytes(name):
     for other in (shared, resumed):
         assert torch.equal(other.weights, alone.weights)
         for client in range(4):
-            assert other.loop.client_state(client) == alone.loop.client_state(client)
+            assert other.loop.state.client_state(client) == alone.loop.state.client_state(client)
 
 
 def test_clients_who_were_never_visited_still_share_the_initial_layers_in_a_resumed_run():
-    broken, resumed = (run("fedavg", "local", clients_per_round=1, rounds=2) for _ in range(2))
+    broken, resumed = (run("fedavg", "norm", clients_per_round=1, rounds=2) for _ in range(2))
     next(broken.loop.rounds())
     resumed.loop.load_state_dict(unpack(pack(broken.loop.state_dict())))
     never = [client for client in range(4) if client not in resumed.loop.state.visits]
@@ -190,7 +186,7 @@ def test_clients_who_were_never_visited_still_share_the_initial_layers_in_a_resu
 
 def test_a_lost_visit_leaves_the_layers_as_they_were():
     whole, lossy = (
-        run("fedavg", "local", rounds=3, faults=FaultSettings(loss=loss), wire="fp32") for loss in (0.0, 0.5)
+        run("fedavg", "norm", rounds=3, faults=FaultSettings(loss=loss), wire="fp32") for loss in (0.0, 0.5)
     )
     whole.run()
     before = {client: own(lossy, client) for client in range(4)}
@@ -208,7 +204,7 @@ def test_a_lost_visit_leaves_the_layers_as_they_were():
 @pytest.mark.parametrize("name", ["fedavg", "fedspa-rsm", "fedspa-holders", "subfedavg", "subsampling"])
 def test_over_the_wire_goes_what_is_shared(name):
     """In float32 the run is the same, and no message has room for the layers."""
-    plain, wired = (run(name, "local", dtype=torch.float32, wire=wire) for wire in (None, "fp32"))
+    plain, wired = (run(name, "norm", dtype=torch.float32, wire=wire) for wire in (None, "fp32"))
     for reference, record in zip(plain.run(), wired.run(), strict=True):
         assert record.scores == reference.scores
         costs, frames = (
@@ -221,9 +217,10 @@ def test_over_the_wire_goes_what_is_shared(name):
 
 
 def test_finetuning_starts_from_the_clients_own_layers():
-    done = run("fedavg", "local")
+    done = run("fedavg", "norm")
     done.run()
-    scores, engine = done.loop.finetune(epochs=1)["accuracy"].values, done.loop._visitor.engine
+    tuned_scores = done.loop.tests.finetune(done.loop.state, epochs=1)
+    scores, engine = tuned_scores["accuracy"].values, done.loop._setup.engine
     for client in range(4):
         tuned = train(
             engine,
@@ -240,6 +237,6 @@ def test_finetuning_starts_from_the_clients_own_layers():
 
 
 def test_costs_are_those_of_what_travels():
-    costs = NetworkCosts.of(network("local"), (1, 8, 8))
+    costs = NetworkCosts.of(network("norm"), (1, 8, 8))
     assert costs.parameters == SHARED and costs.statistics == 0 and costs.value_bytes() == 4 * SHARED
     assert costs.forward_flops() == NetworkCosts.of(network("average"), (1, 8, 8)).forward_flops()

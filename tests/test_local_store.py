@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tracking_runs import run_info, run_record, run_result
 
-from fedspa.errors import UserError
+from fedspa.core.errors import UserError
 from fedspa.report.runs import folders_in_store
 from fedspa.tracking import mlflow_connection
 from fedspa.tracking.local_store import correct_places, is_missing

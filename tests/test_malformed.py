@@ -25,15 +25,15 @@ import pytest
 import torch
 from PIL import Image
 
+from fedspa.checkpoints.archive import ArchiveError, pack, unpack
+from fedspa.checkpoints.checkpoint import Checkpoints
 from fedspa.cli import main
+from fedspa.communication.wire import Envelope, Message, WireError, decode, encode
+from fedspa.core.errors import UserError
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.weights import ParameterSpace
 from fedspa.data.hub import HubImages
 from fedspa.data.idx import IdxImages
-from fedspa.errors import UserError
-from fedspa.masks.packed import PackedMask
-from fedspa.rounds.wire import Envelope, Message, WireError, decode, encode
-from fedspa.saving.archive import ArchiveError, pack, unpack
-from fedspa.saving.checkpoint import Checkpoints
-from fedspa.weights import ParameterSpace
 
 ROOT = Path(__file__).parents[1]
 SIDE, TRAIN, TEST = 6, 12, 5

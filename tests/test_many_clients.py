@@ -13,22 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from fedspa.client_state import NOTHING, ClientState
+from fedspa.core.client_state import NOTHING, ClientState
+from fedspa.core.errors import UserError
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.saved import Saved
 from fedspa.data.batches import Pixels
-from fedspa.data.clients import row_counts
+from fedspa.data.image_set import Augmentation
 from fedspa.data.made import MadePixels
-from fedspa.data.source import Augmentation
 from fedspa.data.synthetic_clients import SyntheticClients
-from fedspa.errors import UserError
-from fedspa.masks.packed import PackedMask
+from fedspa.federated.client_states import ClientStates, saved_states
+from fedspa.federated.sampling import sample_clients, sample_tested
 from fedspa.masks.rsm import RSM
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedspa import FedSpa
-from fedspa.rounds.client_states import ClientStates, saved_states
-from fedspa.rounds.sampling import sample_clients, sample_tested
-from fedspa.running.assembly import build
-from fedspa.running.experiment import run
-from fedspa.saved import Saved
+from fedspa.partition.clients import row_counts
+from fedspa.runs.assembly import build
+from fedspa.runs.experiment import run
 from fedspa.tracking.tensor_file import save_tensors
 
 AUGMENTATION = Augmentation(crop_padding=2, flip=True, cutout=3)
@@ -55,8 +55,8 @@ def test_images_made_for_a_batch_are_those_of_the_whole_set(rows):
     wanted, draws = torch.tensor(rows), pixels[0].draw(len(rows), torch.Generator().manual_seed(0))
     for planned in (draws, None):
         lazy, eager = (one.batch(wanted, planned) for one in pixels)
-        assert torch.equal(lazy.images, eager.images) and torch.equal(lazy.labels, eager.labels)
-    assert torch.equal(*(one.labels_of(wanted) for one in pixels))
+        assert torch.equal(lazy.inputs, eager.inputs) and torch.equal(lazy.targets, eager.targets)
+    assert torch.equal(*(one.targets_of(wanted) for one in pixels))
 
 
 def test_a_clients_images_depend_on_its_number_and_the_seed_alone():

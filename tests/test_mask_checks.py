@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from federations import small
+from federations import small, two_workers
 
-from fedspa.errors import UserError
+from fedspa.core.errors import UserError
 from fedspa.masks.dst import DST
 from fedspa.masks.rigl import RigL
 from fedspa.masks.rsm import RSM
 from fedspa.masks.snip import SNIP
 from fedspa.methods.fedspa import FedSpa
-from fedspa.running.executor import Workers
 
 
 @dataclass(kw_only=True)
@@ -24,11 +23,8 @@ class Bad(DST):
 
     spoil: Callable = lambda search, mask: mask
 
-    def next_masks(self, searches):
-        return [
-            self.spoil(search, mask)
-            for search, mask in zip(searches, super().next_masks(searches), strict=True)
-        ]
+    def next_mask(self, search):
+        return self.spoil(search, super().next_mask(search))
 
 
 def doubled(search, mask):
@@ -82,15 +78,6 @@ def test_a_wrong_mask_ends_the_run_in_a_sentence_that_names_the_searcher(spoil, 
     assert torch.equal(run.weights, run.initial)
 
 
-def test_a_list_of_too_few_masks_is_refused():
-    class Few(DST):
-        def next_masks(self, searches):
-            return []
-
-    with pytest.raises(UserError, match=r"mask=few .* no list of 1 masks"):
-        small(FedSpa(name="fedspa"), Few(name="few")).run()
-
-
 def test_counts_by_tensor_are_kept_and_a_searcher_may_say_that_it_keeps_none():
     def drops_one(search, mask):
         other = mask.clone()
@@ -103,9 +90,9 @@ def test_counts_by_tensor_are_kept_and_a_searcher_may_say_that_it_keeps_none():
     with pytest.raises(UserError, match="active parameters in conv1.weight"):
         small(FedSpa(name="fedspa"), Bad(name="bad", spoil=drops_one)).run()
     run = small(FedSpa(name="fedspa"), Free(name="free", spoil=drops_one))
-    before = run.loop.mask(0).active
+    before = run.loop.state.mask(0).active
     run.run()
-    assert {run.loop.mask(client).active for client in run.loop.state.clients} <= {
+    assert {run.loop.state.mask(client).active for client in run.loop.state.clients} <= {
         before - n for n in (1, 2, 3)
     }
 
@@ -134,13 +121,13 @@ def test_the_sentence_comes_out_of_a_worker_process():
     run = small(
         FedSpa(name="fedspa"),
         Bad(name="bad", spoil=doubled),
-        executor=lambda visitor: Workers(visitor, 2, visitor.space.total, torch.float32),
+        executor=two_workers,
     )
     try:
         with pytest.raises(UserError, match="mask=bad .* other values than zeros and ones"):
             run.run()
     finally:
-        run.loop._executor.close()
+        run.close()
 
 
 @pytest.mark.parametrize(

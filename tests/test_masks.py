@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedspa.errors import UserError
-from fedspa.masks.base import SearchInput
+from fedspa.core.errors import UserError
+from fedspa.core.packed_mask import PackedMask, packed_by_shifts, unpacked_by_shifts
+from fedspa.core.weights import ParameterSpace
 from fedspa.masks.dst import DST
 from fedspa.masks.initial import InitialMasks, random_mask
-from fedspa.masks.packed import PackedMask, packed_by_shifts, unpacked_by_shifts
 from fedspa.masks.rsm import RSM
+from fedspa.masks.search_input import SearchInput
 from fedspa.masks.select import drop_and_grow, kth_by_topk, largest, smallest
-from fedspa.weights import ParameterSpace
 
 relaxed = settings(deadline=None)
 
@@ -125,7 +125,7 @@ SPACE = ParameterSpace(("conv", "bias", "fc"), ((3, 2, 2), (3,), (4, 5)))
 
 def search(mask, weights, gradient=None, round=0, seed=0, space=SPACE) -> SearchInput:
     source = torch.Generator().manual_seed(seed)
-    return SearchInput(space, mask, weights, gradient, round, source)
+    return SearchInput(space, mask, weights, gradient, round, source, space.count(mask))
 
 
 @relaxed
@@ -179,32 +179,6 @@ def test_dense_and_empty_tensors_stay_as_they_are(weights, gradient):
     for regrow in ("gradient", "random"):
         after = DST(name="dst", alpha0=1.0, regrow=regrow).next_mask(search(mask, weights * mask, gradient))
         assert torch.equal(after, mask)
-
-
-@pytest.mark.parametrize("at_once", [100, 40, 1], ids=["all", "two", "one"])
-@pytest.mark.parametrize("regrow", ["gradient", "random"])
-def test_clients_searched_at_once_get_the_masks_that_each_gets_alone(monkeypatch, regrow, at_once):
-    """Five clients, one of them with other counts than the rest; no more than fit into the memory together."""
-    monkeypatch.setattr("fedspa.masks.dst.SCORES_AT_ONCE", at_once)
-    counts = [(6, 3, 10), (6, 3, 10), (5, 3, 10), (6, 3, 10), (6, 3, 10)]
-
-    def searches() -> list[SearchInput]:
-        made = []
-        for client, active in enumerate(counts):
-            source = torch.Generator().manual_seed(client)
-            mask = random_mask(SPACE, active, source).float()
-            weights, gradient = (torch.randn(SPACE.total, generator=source) for _ in range(2))
-            asked = gradient if regrow == "gradient" else None
-            made.append(search(mask, mask * weights, asked, round=1, seed=client))
-        return made
-
-    dst = DST(name="dst", anneal_rounds=9, regrow=regrow)
-    alone = [dst.next_mask(one) for one in searches()]
-    assert len({tuple(mask.tolist()) for mask in alone}) == 5
-    for found, mask in zip(dst.next_masks(searches()), alone, strict=True):
-        assert torch.equal(found, mask)
-    rsm = RSM(name="rsm")
-    assert all(found is one.mask for one in searches() for found in rsm.next_masks([one]))
 
 
 def test_random_regrowth_asks_for_no_gradient_and_is_drawn_from_its_generator():

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from fedspa.running.memory import keep_freed_memory
+from fedspa.runs.memory import keep_freed_memory
 
 if sys.platform == "linux":
     import resource

@@ -8,45 +8,48 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from federations import small
+from federations import pack, small
 
-from fedspa.errors import UserError
-from fedspa.methods.base import Method, Visit
+from fedspa.core.client import Proximal
+from fedspa.core.client_state import ClientState
+from fedspa.core.errors import UserError
+from fedspa.core.server import ServerState
+from fedspa.core.settings import FaultSettings
+from fedspa.methods.base import Method
 from fedspa.methods.checking import check_declaration
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedavg import FedAvg
-from fedspa.settings import FaultSettings
+from fedspa.training.eager import EagerEngine
 
 
 @dataclass(kw_only=True)
 class Spoilt(FedAvg):
-    """FedAvg, whose visits are spoilt at their end."""
+    """FedAvg, whose updates are spoilt at their end."""
 
-    spoil: Callable = lambda visit: visit
+    spoil: Callable = lambda update: update
 
-    def visit(self, task):
-        return self.spoil((yield from super().visit(task)))
+    def client_update(self, client, server):
+        return self.spoil(super().client_update(client, server))
 
 
 ANSWERS = [
-    (lambda v: None, "visit() returns None instead of a Visit"),
-    (lambda v: v.update, "visit() returns a tensor of shape ["),
+    (lambda v: None, "client_update() returns None instead of a ClientUpdate"),
+    (lambda v: v.update, "client_update() returns a tensor of shape ["),
     (
         lambda v: replace(v, update=v.update[:1]),
-        "Visit.update has shape [1]: as the global weights, it must have [",
+        "ClientUpdate.update has shape [1]: it must have [",
     ),
-    (lambda v: replace(v, update=v.update[:5]), "Visit.update has shape [5]"),
-    (lambda v: replace(v, update=v.update[None]), "Visit.update has shape [1, "),
-    (lambda v: replace(v, update=v.update.double()), "Visit.update has dtype float64"),
-    (lambda v: replace(v, update=v.update.to("meta")), "Visit.update has device meta"),
-    (lambda v: replace(v, update=v.update.tolist()), "Visit.update is list instead of a tensor"),
-    (lambda v: replace(v, holds=torch.ones(1)), "Visit.holds has shape [1]"),
-    (lambda v: replace(v, local=v.local[:5]), "Visit.local has shape [5]"),
-    (lambda v: replace(v, local=None), "Visit.local is None"),
-    (lambda v: replace(v, loss=0.5), "Visit.loss is float"),
-    (lambda v: replace(v, loss=v.loss[None]), "Visit.loss is a tensor of shape [1]"),
-    (lambda v: replace(v, samples=2.5), "Visit.samples is 2.5"),
-    (lambda v: replace(v, costs=None), "Visit.costs is None"),
+    (lambda v: replace(v, update=v.update[:5]), "ClientUpdate.update has shape [5]"),
+    (lambda v: replace(v, update=v.update[None]), "ClientUpdate.update has shape [1, "),
+    (lambda v: replace(v, update=v.update.double()), "ClientUpdate.update has dtype float64"),
+    (lambda v: replace(v, update=v.update.to("meta")), "ClientUpdate.update has device meta"),
+    (lambda v: replace(v, update=v.update.tolist()), "ClientUpdate.update is list instead of a tensor"),
+    (lambda v: replace(v, mask=torch.ones(1)), "ClientUpdate.mask has shape [1]"),
+    (lambda v: replace(v, local=v.local[:5]), "ClientUpdate.local has shape [5]"),
+    (lambda v: replace(v, local=None), "ClientUpdate.local is None"),
+    (lambda v: replace(v, tensors={"own": 1.0}), "ClientUpdate.tensors is no mapping of names to tensors"),
+    (lambda v: replace(v, tensors=[v.update]), "ClientUpdate.tensors is no mapping of names to tensors"),
+    (lambda v: replace(v, state=ClientState(mask=pack([1, 0, 1]))), "has 3 coordinates instead of "),
     (lambda v: replace(v, state={}), "a client's state is dict"),
 ]
 
@@ -62,27 +65,31 @@ def test_a_wrong_answer_ends_the_run_in_a_sentence_that_names_the_method(spoil, 
     assert torch.equal(run.weights, run.initial)
 
 
-def test_a_visit_that_returns_instead_of_yielding_is_refused():
-    class Returns(FedAvg):
-        def visit(self, task):
-            return Visit(update=None, local=None, loss=torch.zeros(()), samples=0, costs=None)
-
-    with pytest.raises(UserError, match=r"method=returns .* visit\(\) gives Visit instead of yielding"):
-        small(Returns(name="returns")).run()
+WRONG = torch.ones(1)
 
 
 @pytest.mark.parametrize(
     ("ask", "told"),
     [
-        (lambda task: None, "asks for None"),
-        (lambda task: task.train(task.weights[:1], 1), r"Train.weights has shape \[1\]"),
-        (lambda task: task.train(task.weights, 1, mask=torch.ones(1)), r"Train.mask has shape \[1\]"),
+        (lambda client: client.train(client.weights[:1]), r"client.train\(weights=\) has shape \[1\]"),
+        (lambda client: client.train(client.weights, mask=WRONG), r"client.train\(mask=\) has shape \[1\]"),
+        (
+            lambda client: client.train(client.weights, proximal=Proximal(WRONG, 1.0)),
+            r"client.train\(anchor=\) has shape \[1\]",
+        ),
+        (
+            lambda client: client.train(client.weights, correction=client.weights.double()),
+            r"client.train\(correction=\) has dtype float64",
+        ),
+        (lambda client: client.gradient(WRONG, "own"), r"client.gradient\(weights=\) has shape \[1\]"),
+        (lambda client: client.accuracy(WRONG), r"client.accuracy\(weights=\) has shape \[1\]"),
+        (lambda client: client.accuracy(client.weights, WRONG), r"client.accuracy\(mask=\) has shape \[1\]"),
     ],
 )
-def test_a_wrong_request_is_refused(ask, told):
+def test_a_wrong_argument_is_refused(ask, told):
     class Asks(FedAvg):
-        def visit(self, task):
-            yield ask(task)
+        def client_update(self, client, server):
+            ask(client)
 
     with pytest.raises(UserError, match=f"method=asks .* {told}"):
         small(Asks(name="asks")).run()
@@ -90,21 +97,73 @@ def test_a_wrong_request_is_refused(ask, told):
 
 def test_a_wrong_personal_model_is_refused():
     class Broadcast(Ditto):
-        def personal(self, weights, state, searcher):
+        def personal(self, weights, state):
             return weights[:1]
 
     with pytest.raises(UserError, match=r"method=broadcast .* personal\(\) has shape \[1\]"):
         small(Broadcast(name="broadcast", shared_epochs=1, personal_epochs=1)).run()
 
 
-def test_a_loss_that_is_not_finite_is_a_visit_that_diverged():
-    spoilt = Spoilt(name="spoilt", spoil=lambda v: replace(v, loss=v.loss * math.nan))
-    (record, *_) = small(spoilt, faults=FaultSettings(policy="skip")).run()
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda v: replace(v, local=v.local * math.nan),
+        lambda v: replace(v, tensors={"own": torch.tensor([math.inf])}),
+        lambda v: replace(v, state=ClientState(own=torch.tensor([math.nan]))),
+    ],
+    ids=["local", "tensors", "state"],
+)
+def test_whatever_is_not_finite_is_an_update_that_diverged(spoil):
+    run = small(Spoilt(name="spoilt", spoil=spoil), faults=FaultSettings(policy="skip"))
+    (record, *_) = run.run()
+    assert {event.kind for event in record.events} == {"diverged", "empty_round"}
+    assert torch.equal(run.weights, run.initial) and not run.loop.state.clients
+
+
+def test_a_loss_that_is_not_finite_is_an_update_that_diverged(monkeypatch):
+    """Though its weights are."""
+    train = EagerEngine.train
+
+    def spoilt(self, task):
+        trained = train(self, task)
+        return replace(trained, loss=trained.loss * math.nan)
+
+    monkeypatch.setattr(EagerEngine, "train", spoilt)
+    (record, *_) = small(FedAvg(name="fedavg"), faults=FaultSettings(policy="skip")).run()
     assert {event.kind for event in record.events} == {"diverged", "empty_round"}
 
 
+def doubled_lengths(server):
+    return {name: torch.cat([tensor, tensor]) for name, tensor in server.tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (lambda server: None, r"server_update\(\) returns None instead of a ServerState"),
+        (lambda server: server.weights, r"server_update\(\) returns a tensor of shape \["),
+        (lambda server: replace(server, weights=server.weights[:5]), r"ServerState.weights has shape \[5\]"),
+        (lambda server: replace(server, tensors={}), r"ServerState.tensors holds \[\] instead of \['own'\]"),
+        (
+            lambda server: replace(server, tensors=doubled_lengths(server)),
+            r"ServerState.tensors\['own'\] has shape \[4\]: it must have \[2\]",
+        ),
+    ],
+)
+def test_a_wrong_answer_of_the_server_is_refused(answer, told):
+    class Serves(FedAvg):
+        def server_init(self, initial):
+            return ServerState(initial.weights, {"own": torch.zeros(2)})
+
+        def server_update(self, server, aggregate):
+            return answer(server)
+
+    with pytest.raises(UserError, match=f"method=serves .* {told}"):
+        small(Serves(name="serves")).run()
+
+
 def declared(**attributes) -> Method:
-    parts = {"visit": FedAvg.visit, "visit_costs": FedAvg.visit_costs, **attributes}
+    parts = {"client_update": FedAvg.client_update, **attributes}
     return type("Mine", (Method,), parts)(name="mine", weighting="uniform")
 
 
@@ -136,7 +195,7 @@ def test_it_is_told_before_data_and_network(plan, tmp_path, monkeypatch, body, t
     (tmp_path / "half_method.py").write_text(
         "from dataclasses import dataclass\nfrom fedspa.methods.base import Method\n\n"
         f"@dataclass(kw_only=True)\nclass Half(Method):\n    weighting: str = 'uniform'\n{body}\n"
-        "    def visit(self, task):\n        yield\n\n    def visit_costs(self, size, searcher):\n        pass\n"
+        "    def client_update(self, client, server):\n        pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(__import__("sys").modules, "half_method", raising=False)
@@ -147,10 +206,10 @@ def test_it_is_told_before_data_and_network(plan, tmp_path, monkeypatch, body, t
 
 
 def test_a_class_without_its_methods_is_told_which(plan, tmp_path, monkeypatch):
-    (tmp_path / "no_visit.py").write_text(
+    (tmp_path / "no_update.py").write_text(
         "from fedspa.methods.base import Method\n\nclass Half(Method):\n    kinds = ('global',)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    words = ("method=fedavg", "method._target_=no_visit.Half", "trusted_packages=[no_visit]")
-    with pytest.raises(UserError, match=r"no_visit.Half lacks visit, visit_costs"):
+    words = ("method=fedavg", "method._target_=no_update.Half", "trusted_packages=[no_update]")
+    with pytest.raises(UserError, match=r"no_update.Half lacks client_update"):
         plan(*words)

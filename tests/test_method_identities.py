@@ -19,7 +19,8 @@ from federations import (
 )
 from torch import nn
 
-from fedspa.client_state import ClientState
+from fedspa.core.client_state import ClientState
+from fedspa.core.settings import TrainingSettings
 from fedspa.masks.dst import DST
 from fedspa.masks.rsm import RSM
 from fedspa.methods.ditto import Ditto
@@ -29,7 +30,6 @@ from fedspa.methods.local import Local
 from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.methods.subsampling import Subsampling
 from fedspa.models.initialise import seeded
-from fedspa.settings import TrainingSettings
 
 
 def assert_same(one: Federation, other: Federation, kinds: Sequence[str] = ("global", "local")) -> None:
@@ -42,9 +42,9 @@ def assert_same(one: Federation, other: Federation, kinds: Sequence[str] = ("glo
             theirs.samples,
         )
         assert all(ours.scores[kind] == theirs.scores[kind] for kind in kinds)
-    for (client, visit), (same_client, same_visit) in zip(one.visits, other.visits, strict=True):
-        assert client == same_client and torch.equal(visit.local, same_visit.local)
-    assert not torch.equal(one.visits[-1][1].local, one.initial)
+    for (client, update), (same_client, same_update) in zip(one.updates, other.updates, strict=True):
+        assert client == same_client and torch.equal(update.local, same_update.local)
+    assert not torch.equal(one.updates[-1][1].local, one.initial)
 
 
 # FedSpa --------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def test_what_no_client_ever_activated_keeps_its_initial_value(normaliser):
     method = FedSpa(name="fedspa", normaliser=normaliser)
     run = small(method, DST(name="dst", anneal_rounds=20, initial="different"), sparsity="0.8", rounds=6)
     run.run()
-    held = torch.stack([visit.holds for _, visit in run.visits])
+    held = torch.stack([update.mask for _, update in run.updates])
     never = held.sum(0) == 0
     assert 0 < never.sum() < len(never) / 2  # many were, some never
     assert torch.equal(run.weights[never], run.initial[never])
@@ -83,9 +83,9 @@ def test_what_no_client_ever_activated_keeps_its_initial_value(normaliser):
 def test_counts_of_every_tensor_stay_over_a_whole_run():
     run = small(FedSpa(name="fedspa"), DST(name="dst"), sparsity="0.37", rounds=4)
     run.run()
-    counts = {run.space.count(visit.holds) for _, visit in run.visits}
+    counts = {run.space.count(update.mask) for _, update in run.updates}
     assert len(counts) == 1
-    assert len({visit.holds.numpy().tobytes() for _, visit in run.visits}) > 2
+    assert len({update.mask.numpy().tobytes() for _, update in run.updates}) > 2
 
 
 # The others ----------------------------------------------------------------------------------------------
@@ -121,7 +121,9 @@ def test_ditto_without_personal_epochs_costs_what_fedavg_costs_and_leaves_the_pe
     fedavg = small(FedAvg(name="fedavg"))
     for ours, theirs in zip(ditto.loop.rounds(), fedavg.loop.rounds(), strict=True):
         assert ours.costs == theirs.costs
-    assert all(ditto.loop.client_state(client) == ClientState(weights=ditto.initial) for client in range(4))
+    assert all(
+        ditto.loop.state.client_state(client) == ClientState(weights=ditto.initial) for client in range(4)
+    )
 
 
 def test_local_has_no_traffic_and_leaves_the_global_weights_alone():
@@ -152,7 +154,7 @@ def test_the_density_of_subfedavg_only_falls_and_ends_at_the_target():
         [torch.full((n,), len(s) > 1) for n, s in zip(run.space.sizes, run.space.shapes, strict=True)]
     )
     for client in range(4):
-        masks = [visit.holds for visited, visit in run.visits if visited == client]
+        masks = [update.mask for visited, update in run.updates if visited == client]
         assert len(masks) > 4
         for earlier, later in zip(masks, masks[1:], strict=False):
             assert (later <= earlier).all()  # what was pruned stays so
@@ -193,19 +195,19 @@ def linear_subfedavg(side: int, classes: int, mask: torch.Tensor, **options: Any
 def test_the_gate_of_subfedavg_judges_the_pruned_model():
     options = {"mask": torch.ones(256), "prune_rate": 0.9, "sparsity": 0.95}
     adopted = linear_subfedavg(8, 4, **options)
-    mask, trained = adopted.visits[0][1].holds, adopted.visits[0][1].local
+    mask, trained = adopted.updates[0][1].mask, adopted.updates[0][1].local
     clients = random_clients(20, side=8, classes=4)
     batch = pixels(clients.train).batch(torch.arange(20), None)
 
     def accuracy(w: torch.Tensor) -> float:
-        guess = (batch.images.flatten(1) @ w[:256].view(4, 64).T + w[256:]).argmax(1)
-        return (guess == batch.labels).double().mean().item()
+        guess = (batch.inputs.flatten(1) @ w[:256].view(4, 64).T + w[256:]).argmax(1)
+        return (guess == batch.targets).double().mean().item()
 
     assert mask.sum() == 256 - 230 + 4  # nine tenths of 256 weights, rounded down, are gone
     assert accuracy(mask * trained) < accuracy(trained)
     between = (accuracy(mask * trained) + accuracy(trained)) / 2
     refused = linear_subfedavg(8, 4, **options, accuracy_threshold=between)
-    assert refused.loop.density(0) == 1 and torch.equal(refused.visits[0][1].local, trained)
+    assert refused.loop.state.density(0) == 1 and torch.equal(refused.updates[0][1].local, trained)
 
 
 @pytest.mark.parametrize(("active", "judged"), [(128, False), (129, True)])

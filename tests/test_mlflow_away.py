@@ -16,7 +16,7 @@ import pytest
 from mlflow_server import TrackingServer
 from tracking_runs import run_info, run_record, run_result
 
-from fedspa.errors import UserError
+from fedspa.core.errors import UserError
 from fedspa.tracking import mlflow_connection, mlflow_delivery
 from fedspa.tracking.mlflow_delivery import UNDELIVERED, Ending, Point
 from fedspa.tracking.mlflow_store import MLflowTracker

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedspa.errors import UserError
+from fedspa.core.errors import UserError
 from fedspa.models.initialise import seeded
 from fedspa.models.lenet5 import LeNet5
 from fedspa.models.resnet18 import ResNet18

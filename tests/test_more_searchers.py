@@ -8,24 +8,22 @@ from dataclasses import replace
 import pytest
 import torch
 from by_hand import CLIENTS, MASKS, W0, loss_and_gradient, sgd
-from federations import small
+from federations import small, two_workers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_masks import SPACE, masks, vectors, where
 from test_rounds_by_hand import tiny_federation
 
-from fedspa.client_state import ClientState
-from fedspa.costing.cost_report import CostReport
-from fedspa.errors import UserError
-from fedspa.masks.base import SearchInput
-from fedspa.masks.packed import PackedMask
-from fedspa.masks.rigl import RigL
+from fedspa.core.client_state import ClientState
+from fedspa.core.errors import UserError
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.weights import ParameterSpace
+from fedspa.masks.rigl import GROWN, RigL
+from fedspa.masks.search_input import SearchInput
 from fedspa.masks.snip import SNIP
 from fedspa.methods.fedspa import FedSpa
-from fedspa.rounds.visitor import Visitor
-from fedspa.running.assembly import build
-from fedspa.running.executor import Workers
-from fedspa.weights import ParameterSpace
+from fedspa.planning.cost_report import CostReport
+from fedspa.runs.assembly import build
 
 relaxed = settings(deadline=None, max_examples=50)
 FEDSPA = FedSpa(name="fedspa")
@@ -34,7 +32,8 @@ TINY = ParameterSpace(("fc", "bias"), ((2, 3), (2,)))
 
 
 def search(mask, weights, gradient, round=0, space=TINY, **options) -> SearchInput:
-    return SearchInput(space, mask, weights, gradient, round, torch.Generator(), **options)
+    counts = space.count(mask)
+    return SearchInput(space, mask, weights, gradient, round, torch.Generator(), counts, **options)
 
 
 # SNIP ----------------------------------------------------------------------------------------------------
@@ -71,25 +70,25 @@ def test_a_round_of_snip_by_hand():
         sensitivity = abs(W0 * loss_and_gradient(W0, client.x, client.y)[1])
         mask = (sensitivity >= sorted(sensitivity)[-8]).astype(float)
         path = sgd(mask * W0, client, lr=0.5, mask=mask)
-        torch.testing.assert_close(run.visits[k][1].local, torch.from_numpy(path.end), rtol=0, atol=1e-12)
+        torch.testing.assert_close(run.updates[k][1].local, torch.from_numpy(path.end), rtol=0, atol=1e-12)
         assert run.loop.state.clients[k] == ClientState(mask=PackedMask.pack(torch.from_numpy(mask)))
     torch.testing.assert_close(
-        run.weights, run.initial - (run.visits[0][1].update + run.visits[1][1].update) / 2
+        run.weights, run.initial - (run.updates[0][1].update + run.updates[1][1].update) / 2
     )
 
 
 def test_a_client_is_dense_until_snip_has_seen_it_and_keeps_its_mask_from_then_on():
     run = small(FEDSPA, SNIP(name="snip"), rounds=6)
-    total, wanted = run.space.total, sum(run.loop._visitor.active)
-    assert [run.loop.density(client) for client in range(4)] == [1.0] * 4
+    total, wanted = run.space.total, sum(run.loop._setup.target_counts)
+    assert [run.loop.state.density(client) for client in range(4)] == [1.0] * 4
     own: dict[int, PackedMask] = {}
     for record in run.loop.rounds():
         for client in record.participants:
-            mask = run.loop.client_state(client).mask
+            mask = run.loop.state.client_state(client).mask
             assert mask.density == wanted / total and own.setdefault(client, mask) == mask
     assert len({mask.bits.numpy().tobytes() for mask in own.values()}) > 1  # their data differ
-    for _, visit in run.visits:
-        assert not (visit.update * (1 - visit.holds)).any() and not (visit.local * (1 - visit.holds)).any()
+    for _, update in run.updates:
+        assert not (update.update * (1 - update.mask)).any() and not (update.local * (1 - update.mask)).any()
 
 
 # RigL ----------------------------------------------------------------------------------------------------
@@ -104,7 +103,7 @@ def test_rigl_exchanges_and_remembers_what_is_new():
     # Of 4 active weights 2 are dropped, 0 and 2; 0 is grown at once (9), 5 is new (4). The bias is dense.
     assert after.tolist() == [1, 1, 0, 1, 0, 1, 1, 1]
     memory = rigl.remember(found, after)
-    assert where(memory["grown"].unpack(like=mask)) == {5}
+    assert where(memory[GROWN].unpack(like=mask)) == {5}
     served = torch.arange(1.0, 9)
     assert rigl.start(served, after, memory).tolist() == [1, 2, 0, 4, 0, 0, 7, 8]
     assert rigl.start(served, after, {}).tolist() == [1, 2, 0, 4, 0, 6, 7, 8]
@@ -148,16 +147,16 @@ def test_a_second_visit_of_rigl_starts_at_zero_where_the_mask_grew():
     loop = run.loop.rounds()
     next(loop)
     states, served = dict(run.loop.state.clients), run.weights.clone()
-    assert set(states[0]) == {"mask", "search.grown"}
+    assert set(states[0]) == {"mask", GROWN}
     starts = []
     for state in states.values():
-        grown, mask = (state[name].unpack(like=served) for name in ("search.grown", "mask"))
+        grown, mask = (state[name].unpack(like=served) for name in (GROWN, "mask"))
         assert grown.any() and torch.equal(grown * mask, grown)
         starts.append(mask * served * (1 - grown))
-        assert torch.equal(FEDSPA.personal(served, state, run.loop._visitor.searcher), starts[-1])
+        assert torch.equal(run.loop._method.personal(served, state), starts[-1])
     next(loop)
-    for start, (_, visit) in zip(starts, run.visits[2:], strict=True):
-        torch.testing.assert_close(visit.update + visit.local, start, rtol=0, atol=1e-12)
+    for start, (_, update) in zip(starts, run.updates[2:], strict=True):
+        torch.testing.assert_close(update.update + update.local, start, rtol=0, atol=1e-12)
 
 
 # In federations ------------------------------------------------------------------------------------------
@@ -168,13 +167,7 @@ def test_a_second_visit_of_rigl_starts_at_zero_where_the_mask_grew():
 def test_the_bytes_are_those_of_one_process(name, way):
     plain = small(FEDSPA, SEARCHERS[name], rounds=5)
     told = plain.run()
-    executors: list[Workers] = []
-
-    def two(visitor: Visitor) -> Workers:
-        executors.append(Workers(visitor, 2, visitor.engine.space.total, torch.float32))
-        return executors[0]
-
-    options = {"wire": {"wire": "fp32"}, "workers": {"executor": two}}
+    options = {"wire": {"wire": "fp32"}, "workers": {"executor": two_workers}}
     other = small(FEDSPA, SEARCHERS[name], rounds=5, **options.get(way, {}))
     if way == "resumed":
         begun = small(FEDSPA, SEARCHERS[name], rounds=5)
@@ -183,8 +176,7 @@ def test_the_bytes_are_those_of_one_process(name, way):
             next(rounds)
         other.loop.load_state_dict(begun.loop.state_dict())
     again = other.run()
-    for made in executors:
-        made.close()
+    other.close()
     assert torch.equal(plain.weights, other.weights)
     assert dict(plain.loop.state.clients) == dict(other.loop.state.clients)
     assert told[-1].scores == again[-1].scores
@@ -210,12 +202,10 @@ def test_costs_of_a_run_are_those_told_before(plan, overrides):
     report = CostReport.of(made)
     rows = report.client_sizes[0]
     gradient = report.network.search_flops(min(rows, made.settings.training.batch_size))
-    first, later, still = (
-        report.visit(rows, *kind) for kind in ((True, True), (False, True), (False, False))
-    )
+    first, later, still = (report.visit(rows, *kind) for kind in ((True, 0), (False, 0), (False, 3)))
     if (
         overrides[0] == "mask=snip"
-    ):  # one dense gradient and the dense weights at the first visit, and nothing later
+    ):  # one dense gradient and the dense weights at the first update, and nothing later
         assert (first.search_flops, later.search_flops, later.mask_bytes) == (gradient, 0, 0)
         assert first.down_bytes == 4 * report.space.total > later.down_bytes == first.up_bytes
         assert first.mask_bytes == report.network.mask_bytes(report.active)

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from fedspa.costing import dry_run
-from fedspa.costing.outlook import outlook
+from fedspa.planning import dry_run
+from fedspa.planning.outlook import outlook
 from train import train
 
 
@@ -28,7 +28,7 @@ def test_a_run_is_told_in_a_screen(plan):
 
 def test_the_command_tells_it_before_the_costs_and_runs_nothing(plan, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(dry_run, "_speed", lambda plan: 1e9)
-    monkeypatch.setattr("fedspa.engines.eager.EagerEngine._step", None)
+    monkeypatch.setattr("fedspa.training.eager.EagerEngine._step", None)
     train(plan("dry_run=true"), tmp_path)
     told = capsys.readouterr().out
     assert told.index("partition=") < told.index("FLOPs")
@@ -73,15 +73,17 @@ def normed(tmp_path, monkeypatch):
     sys.modules.pop("normed", None)
 
 
-@pytest.mark.parametrize("policy", ["average", "local"])
-def test_running_statistics_are_no_parameters(plan, normed, policy):
-    told = outlook(plan(*MODEL, "method=fedavg", f"model.batchnorm={policy}"))
+@pytest.mark.parametrize(
+    "words", [["model.batchnorm=average"], ["personal_layers=norm", "model.batchnorm=null"]]
+)
+def test_running_statistics_are_no_parameters(plan, normed, words):
+    told = outlook(plan(*MODEL, "method=fedavg", *words))
     assert f": {PARAMETERS} parameters (" in told and f" {PARAMETERS} of them active" in told
 
 
 @pytest.mark.parametrize(("method", "models"), [("fedavg", 1), ("ditto", 2)])
 def test_layers_that_clients_keep_count_as_their_states(plan, normed, method, models):
     """Four values a channel, of each model; Ditto remembers the shared parameters too."""
-    told = outlook(plan(*MODEL, "model.batchnorm=local", f"method={method}"))
+    told = outlook(plan(*MODEL, "personal_layers=norm", "model.batchnorm=null", f"method={method}"))
     values = models * 4 * 5 + (PARAMETERS - 2 * 5) * (method == "ditto")
     assert f"at most {20 * 4 * values / 1e3:.1f} kB of clients' states" in told

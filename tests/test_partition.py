@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fedspa.errors import UserError
+from fedspa.core.errors import UserError
+from fedspa.core.randomness import numpy_generator
 from fedspa.partition.base import Partition, label_counts, partition_hash
 from fedspa.partition.dirichlet import Dirichlet
 from fedspa.partition.dirichlet_balanced import DirichletBalanced
 from fedspa.partition.iid import Iid
 from fedspa.partition.shards import Shards
-from fedspa.randomness import numpy_generator
 
 CONF = Path(__file__).parents[1] / "conf"
 KINDS: dict[str, Callable[[], Partition]] = {

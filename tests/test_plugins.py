@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedspa.paths import project_root
+from fedspa.core.paths import project_root
 
 ROOT = project_root()
 TEMPLATE = ROOT / "examples" / "plugin"

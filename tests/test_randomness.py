@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedspa.randomness import generator, numpy_generator
-from fedspa.rounds.federation import sample_clients
+from fedspa.core.randomness import generator, numpy_generator
+from fedspa.federated.loop import sample_clients
 
 KEYS = [
     (0, "batches", 3, 7),

@@ -18,17 +18,17 @@ import torch
 from federations import small
 from test_resume import TINY, saved_round
 
-from fedspa.client_state import ClientState
-from fedspa.errors import UserError
+from fedspa.core.client_state import ClientState
+from fedspa.core.errors import UserError
+from fedspa.core.launch import ALONE, Launch, launched
+from fedspa.core.packed_mask import PackedMask
+from fedspa.federated.executor import InProcess
 from fedspa.masks.dst import DST
-from fedspa.masks.packed import PackedMask
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedspa import FedSpa
-from fedspa.running.executor import InProcess
-from fedspa.running.experiment import run
-from fedspa.running.launch import ALONE, Launch, launched
-from fedspa.running.rank_group import RankGroup, RankLost
-from fedspa.running.ranks import Packed, Ranks, share_out
+from fedspa.runs.experiment import run
+from fedspa.runs.rank_group import RankGroup, RankLost
+from fedspa.runs.ranks import Packed, Ranks, share_out
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -91,13 +91,13 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_one_two_and_four_ranks_give_the_same_bytes(in_ranks, method):
     def work(group: RankGroup) -> Any:
-        def executor(visitor):
-            own = InProcess(visitor)
-            return Ranks(own, group, visitor.work, CPU)
+        def executor(runner):
+            own = InProcess(runner)
+            return Ranks(own, group, runner.work, CPU)
 
         federation = small(*METHODS[method](), executor=executor)
         records = federation.run()
-        tuned = federation.loop.finetune(1)["accuracy"]
+        tuned = federation.loop.tests.finetune(federation.loop.state, 1)["accuracy"]
         state = federation.loop.state
         scores = [[records[-1].loss, records[-1].scores, records[-1].total_costs], tuned.values.tobytes()]
         return plain(state.weights), {k: plain(v) for k, v in state.clients.items()}, scores

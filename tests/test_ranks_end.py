@@ -14,9 +14,9 @@ from kill_points import die
 from rank_runs import End, run_in_ranks
 from test_resume import TINY, files, rows, saved_round
 
-from fedspa.config import Plan
-from fedspa.errors import UserError
-from fedspa.running.experiment import run
+from fedspa.config.plan import Plan
+from fedspa.core.errors import UserError
+from fedspa.runs.experiment import run
 from fedspa.tracking.fanout import Trackers
 
 TWO = (*TINY, "hardware.workers=1", "checkpoint.every=1", "save.local=true", "theory.every=1")

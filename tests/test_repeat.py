@@ -12,11 +12,11 @@ import pytest
 from omegaconf import OmegaConf
 from test_resume import ONE, TINY
 
-from fedspa import config
 from fedspa.cli import main
-from fedspa.config import Plan
-from fedspa.errors import UserError
-from fedspa.recorded import recorded_plan, repeating
+from fedspa.config import plan as config
+from fedspa.config.plan import Plan
+from fedspa.config.recorded import recorded_plan, repeating
+from fedspa.core.errors import UserError
 from train import train
 
 Command = Callable[..., int]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from report_runs import make_run
 
-from fedspa.errors import UserError
-from fedspa.paths import project_root
+from fedspa.core.errors import UserError
+from fedspa.core.paths import project_root
 from fedspa.report import tables
 from fedspa.report.density import density_table
 from fedspa.report.formats import Cell, Column, Table, html_table, latex, markdown

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from report_runs import make_run
 
-from fedspa.errors import UserError
+from fedspa.core.errors import UserError
 from fedspa.report import masks, measures
 from fedspa.report.measures import OverSeeds
 from fedspa.report.runs import Run, folders_in_store, folders_under, read_runs

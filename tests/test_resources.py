@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedspa.config import Plan
-from fedspa.errors import UserError
-from fedspa.running.out_of_memory import ran_out, tells_of_memory
-from fedspa.saving.archive import unpack
-from fedspa.saving.checkpoint import Checkpoints
-from fedspa.saving.files import write_whole
+from fedspa.checkpoints.archive import unpack
+from fedspa.checkpoints.checkpoint import Checkpoints
+from fedspa.config.plan import Plan
+from fedspa.core.errors import UserError
+from fedspa.core.files import write_whole
+from fedspa.core.out_of_memory import ran_out
+from fedspa.runs.out_of_memory import tells_of_memory
 
 TRAIN = Path(__file__).parents[1] / "src/train.py"
 

@@ -17,13 +17,13 @@ from data_files import OF_FILES, write_data
 from kill_points import POINTS, count, run_until
 from safetensors.torch import load_file
 
-from fedspa.config import Plan
-from fedspa.errors import UserError
-from fedspa.methods.merge import Merge
-from fedspa.running.experiment import run
-from fedspa.saving.archive import read
-from fedspa.saving.checkpoint import Checkpoints, checkpoint_files
-from fedspa.saving.resuming import occupied, place
+from fedspa.checkpoints.archive import read
+from fedspa.checkpoints.checkpoint import Checkpoints, checkpoint_files
+from fedspa.checkpoints.resuming import occupied, place
+from fedspa.config.plan import Plan
+from fedspa.core.errors import UserError
+from fedspa.federated.aggregation import Aggregator
+from fedspa.runs.experiment import run
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = (
@@ -178,9 +178,9 @@ def test_a_validation_set_keeps_the_best(plan: Callable[..., Plan], tmp_path: Pa
 @pytest.mark.parametrize(
     "words",
     [
-        ("engine=stacked",),
+        ("engine=compiled", "engine.compiler=null"),
         ("hardware.precision=bf16-mixed",),
-        ("engine=stacked", "hardware.precision=bf16-mixed"),
+        ("engine=compiled", "engine.compiler=null", "hardware.precision=bf16-mixed"),
     ],
 )
 def test_other_engines_and_precisions_go_on_within_their_tolerance(
@@ -256,9 +256,9 @@ def test_a_last_save_that_fails_does_not_hide_why_the_run_ends(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    merges = [Merge.apply]  # that of the first round
+    merges = [Aggregator.result]  # that of the first round
 
-    def fail(self: Merge, *args: Any) -> Any:
+    def fail(self: Aggregator, *args: Any) -> Any:
         if merges:
             return merges.pop()(self, *args)
         monkeypatch.setattr(Checkpoints, "write", no_room)
@@ -267,7 +267,7 @@ def test_a_last_save_that_fails_does_not_hide_why_the_run_ends(
     def no_room(self: Checkpoints, *args: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Merge, "apply", fail)
+    monkeypatch.setattr(Aggregator, "result", fail)
     with pytest.raises(ZeroDivisionError, match="the reason"):
         run(plan(*TINY, ONE, "checkpoint.every=9"), tmp_path)
     assert "The last complete round could not be saved: [Errno 28] No space left on device" in caplog.text
@@ -344,7 +344,7 @@ def test_other_data_is_refused(plan: Callable[..., Plan], tmp_path: Path) -> Non
 def test_a_finished_run_on_other_data_is_not_this_one(
     plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedspa.saving.resuming.project_root", lambda: tmp_path)
+    monkeypatch.setattr("fedspa.checkpoints.resuming.project_root", lambda: tmp_path)
     folder = tmp_path / "outputs" / "day" / "hour"
     write_data(tmp_path / "data", 0)
     tiny = plan(*FILES, f"dataset.path={tmp_path}/data")
@@ -367,7 +367,7 @@ def test_a_finished_run_on_other_data_is_not_this_one(
 def test_auto_passes_over_what_would_be_refused(
     plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedspa.saving.resuming.project_root", lambda: tmp_path)
+    monkeypatch.setattr("fedspa.checkpoints.resuming.project_root", lambda: tmp_path)
     folder = tmp_path / "outputs" / "day" / "hour"
     run_until(plan(*TINY, ONE), folder, "merge", 2)
     assert place(plan(*TINY, TWO, "name=another"), tmp_path / "new", given=False) == (folder, False)

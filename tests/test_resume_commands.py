@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from test_resume import ONE, ROOT, TINY, files, rows, saved_round
 
-from fedspa import config
+from fedspa.checkpoints import resuming
 from fedspa.cli import main
-from fedspa.methods.merge import Merge
-from fedspa.running.experiment import run
-from fedspa.saving import resuming
+from fedspa.config import plan as config
+from fedspa.core.server import Aggregate
+from fedspa.federated.aggregation import Aggregator
+from fedspa.runs.experiment import run
 from train import train
 
 Command = Callable[..., int]
@@ -49,15 +50,15 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Command:
 
 def at_merge(number: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Do something at the n-th merge from now on."""
-    merge, left = Merge.apply, [number]
+    result, left = Aggregator.result, [number]
 
-    def apply(self: Merge, weights: object) -> object:
+    def watched(self: Aggregator) -> Aggregate | None:
         left[0] -= 1
         if left[0] == 0:
             act()
-        return merge(self, weights)  # type: ignore[arg-type]
+        return result(self)
 
-    monkeypatch.setattr(Merge, "apply", apply)
+    monkeypatch.setattr(Aggregator, "result", watched)
 
 
 def preempt() -> None:

@@ -11,18 +11,18 @@ import pytest
 from omegaconf import OmegaConf
 from report_runs import make_run
 
-from fedspa.config import Plan
-from fedspa.identity import what_differs
-from fedspa.paths import config_dir
+from fedspa.config.plan import Plan
+from fedspa.core.identity import what_differs
+from fedspa.core.paths import config_dir
+from fedspa.core.roles import ROLES, Role, flat, role_of
+from fedspa.core.settings import Config
 from fedspa.report.runs import folders_under, read_runs
 from fedspa.report.study import Study, make_study
 from fedspa.report.tables import main_tables
-from fedspa.roles import ROLES, Role, flat, role_of
-from fedspa.running.experiment import run
-from fedspa.running.hardware import Hardware
-from fedspa.settings import Config
-from fedspa.sweeping.studies import is_neutral
-from fedspa.sweeping.sweep import PlannedJob, _finished
+from fedspa.runs.experiment import run
+from fedspa.studies.studies import is_neutral
+from fedspa.studies.sweep import PlannedJob, _finished
+from fedspa.training.hardware import Hardware
 
 
 def typed(settings: type, prefix: str = "") -> Iterator[str]:
@@ -83,7 +83,7 @@ CHANGES = {
     "resume=auto": Role.NEITHER,
     "checkpoint.every=3": Role.NEITHER,
     "hardware.threads=2": Role.NEITHER,
-    "engine=stacked": Role.NEITHER,
+    "engine=compiled": Role.NEITHER,
     "logger=none": Role.NEITHER,
     "name=other": Role.NEITHER,
 }

@@ -9,7 +9,7 @@ method is put together from them. Costs are written as the sums that they are:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +34,13 @@ from by_hand import (
 from federations import Clients, Federation, federation, pack
 from torch import nn
 
-from fedspa.client_state import ClientState
-from fedspa.data.source import ImageSet
+from fedspa.core.client_state import ClientState
+from fedspa.core.records import Costs
+from fedspa.core.settings import TrainingSettings
+from fedspa.core.weights import keep_personal
+from fedspa.data.image_set import ImageSet
+from fedspa.federated.client_runner import ClientRunner
+from fedspa.federated.executor import Executor, InProcess
 from fedspa.masks.base import MaskSearcher
 from fedspa.masks.dst import DST
 from fedspa.masks.rsm import RSM
@@ -46,8 +51,6 @@ from fedspa.methods.fedspa import FedSpa
 from fedspa.methods.local import Local
 from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.methods.subsampling import Subsampling
-from fedspa.records import Costs
-from fedspa.settings import TrainingSettings
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def assert_rounds(
             assert run.loop.state.scores[kind]["accuracy"].values.tolist() == by_client, kind
             assert record.scores[kind]["accuracy"].mean == np.mean(by_client)
         for k in range(2):
-            equal(run.visits[2 * t + k][1].local, expected.ends[k])
+            equal(run.updates[2 * t + k][1].local, expected.ends[k])
             equal_state(run.loop.state.clients[k], expected.states[k])
     assert run.loop.state.costs == hand[0].costs + hand[1].costs
 
@@ -101,10 +104,15 @@ def tiny_federation(
     masks: list[Vector] | None = None,
     convention: str = "honest",
     active: Sequence[int] = (),
+    personal: Collection[str] = (),
+    wire: str | None = None,
+    executor: Callable[[ClientRunner], Executor] = InProcess,
     **step: Any,
 ) -> Federation:
+    """`personal`: the tensors that clients keep to themselves; `step`: settings of local training."""
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double()
     torch.nn.utils.vector_to_parameters(torch.from_numpy(W0), network.parameters())
+    keep_personal(network, personal)
     images = torch.from_numpy(PICTURES.astype(np.uint8)).view(14, 1, 2, 2)
     data = ImageSet(images, torch.from_numpy(LABELS))
     rows = [np.arange(0, 3), np.arange(3, 8)], [np.arange(8, 12), np.arange(12, 14)]
@@ -119,6 +127,8 @@ def tiny_federation(
         active=active,
         rounds=2,
         convention=convention,
+        wire=wire,
+        executor=executor,
     )
 
 
@@ -258,7 +268,9 @@ def test_subsampling(options):
     method = Subsampling(name="subsampling", **options)
     rehearsal = tiny_federation(method)
     rehearsal.run()
-    sent = [visit.holds.numpy() for _, visit in rehearsal.visits]  # drawn at random: two rounds of two masks
+    sent = [
+        update.mask.numpy() for _, update in rehearsal.updates
+    ]  # drawn at random: two rounds of two masks
     assert [mask.sum() for mask in sent] == [8, 8, 8, 8]  # half of 15, rounded to even
     assert len({mask.tobytes() for mask in sent}) == 4
 

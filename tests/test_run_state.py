@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fedspa.errors import UserError
-from fedspa.saving.run_state import RunState
-from fedspa.settings import Config
+from fedspa.checkpoints.run_state import RunState
+from fedspa.core.errors import UserError
+from fedspa.core.settings import Config
 
 
 class Curve:

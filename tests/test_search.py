@@ -14,9 +14,9 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedspa.cli import main
-from fedspa.errors import UserError
-from fedspa.sweeping import search
-from fedspa.sweeping.search import Search, Space, validation_score
+from fedspa.core.errors import UserError
+from fedspa.studies import search
+from fedspa.studies.search import Search, Space, validation_score
 from fedspa.tracking.mlflow_sweep import Parent
 
 LR = "training.lr=tag(log,interval(0.01,1))"

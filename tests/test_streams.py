@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedspa.running.streams import SPELT, take_any_streams
+from fedspa.runs.streams import SPELT, take_any_streams
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file
 from tracking_runs import faulty_records, run_info, run_record, spread
 
-from fedspa.records import Costs
-from fedspa.running.experiment import run
+from fedspa.core.records import Costs
+from fedspa.runs.experiment import run
 from fedspa.tracking.measures import density_text
 from fedspa.tracking.summary import History
 

@@ -16,20 +16,20 @@ from data_files import OF_FILES, write_data
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from fedspa.checkpoints.data_there import file_marks
 from fedspa.cli import main
-from fedspa.costing import dry_run
-from fedspa.costing.cost_report import CostReport
-from fedspa.engines.choice import Eager
-from fedspa.engines.stacked import StackedEngine
-from fedspa.errors import UserError
-from fedspa.rounds.sampling import sample_clients
-from fedspa.running.assembly import build
-from fedspa.saving.data_there import file_marks
-from fedspa.sweeping.studies import Study, study
-from fedspa.sweeping.sweep import JobFailed, only_one
+from fedspa.core.errors import UserError
+from fedspa.federated.sampling import sample_clients
+from fedspa.planning import dry_run
+from fedspa.planning.cost_report import CostReport
+from fedspa.runs.assembly import build
+from fedspa.studies.studies import Study, study
+from fedspa.studies.sweep import JobFailed, only_one
 from fedspa.tracking.mlflow_page import NOTE, PARENT
 from fedspa.tracking.mlflow_store import MLflowTracker
 from fedspa.tracking.mlflow_sweep import nested_in
+from fedspa.training.choice import Eager
+from fedspa.training.compiled import CompiledEngine
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = {
@@ -87,7 +87,7 @@ def never(plan, folder):
 
 
 def test_a_large_study_says_how_far_its_check_is(sweep, monkeypatch, capsys):
-    monkeypatch.setattr("fedspa.sweeping.sweep.PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("fedspa.studies.sweep.PROGRESS_SECONDS", 0.0)
     assert sweep(finish, "seed=0,1,2") == 0
     told = capsys.readouterr().err
     assert "1 of 3 configs are checked." in told and "2 of 3 configs are checked." in told
@@ -303,7 +303,7 @@ def test_a_broken_summary_is_no_finished_run(sweep, tmp_path):
 
 def test_failures_are_told_at_once_and_in_a_table(sweep, capsys, monkeypatch):
     # Else a slow machine tells how far the checks are.
-    monkeypatch.setattr("fedspa.sweeping.sweep.PROGRESS_SECONDS", 1e9)
+    monkeypatch.setattr("fedspa.studies.sweep.PROGRESS_SECONDS", 1e9)
     told = []
 
     def task(plan, folder):
@@ -372,8 +372,9 @@ def test_a_dry_run_lists_costs_and_times(sweep, plan, monkeypatch, capsys):
     forward = report.network.forward_flops()
     rows, searched = 1397 / 20, 16
     visits, tested = 4 * 15, 2 * 20 * 2 + 4 * 15  # global and personal model of all clients twice, local ones
-    searches = 3 * 15 * searched  # DST exchanges nothing in the last round
-    seconds = forward * (3 * (visits * 5 * rows + searches) + tested * 30 + 20 * 3 * 2 * rows) / 1e7
+    searches = 3 * 15  # in the last round nothing is exchanged
+    trained = visits * 5 * rows + searches * searched + 20 * 2 * rows
+    seconds = forward * (3 * trained + tested * 30) / 1e7
     assert 100 * 60 < seconds < 100 * 3600  # in hours
     found = next(line.split() for line in lines if "sparsity=0.5" in line)
     assert found[0] == "experiment=digits_study,seed=0,sparsity=0.5"
@@ -411,15 +412,15 @@ def test_the_speed_is_measured_here(plan, monkeypatch):
 
 def test_the_speed_is_that_of_the_engine_that_the_run_will_take(plan, monkeypatch):
     monkeypatch.setattr(dry_run, "PROBE_SECONDS", 0.01)
-    asked, answer = [], StackedEngine.answer
+    samples, train = [], CompiledEngine.train
 
-    def counted(engine, requests):
-        asked.append(len(requests))
-        return answer(engine, requests)
+    def counted(engine, task):
+        samples.append(len(task.rows))
+        return train(engine, task)
 
-    monkeypatch.setattr(StackedEngine, "answer", counted)
+    monkeypatch.setattr(CompiledEngine, "train", counted)
     words = ("hardware=cpu", "training.batch_size=2", "federation.clients_per_round=3")
-    assert dry_run._speed(plan(*words, "engine=stacked")) > 0 and set(asked) == {3}
+    assert dry_run._speed(plan(*words, "engine=compiled", "engine.compiler=null")) > 0 and set(samples) == {2}
 
 
 def test_the_engine_of_a_dry_run_is_asked_for_what_the_run_asks_for(plan, monkeypatch):
@@ -435,7 +436,7 @@ def test_the_engine_of_a_dry_run_is_asked_for_what_the_run_asks_for(plan, monkey
     chosen = plan("hardware=cpu", "hardware.workers=1", "engine=eager", "mask=dst", "partition=iid")
     dry_run._speed(chosen)
     build(chosen)
-    assert asked[0] == asked[1] and asked[0].batch_flops > 0 and asked[0].gradients
+    assert asked[0] == asked[1] and asked[0].steps > 0 and asked[0].gradients
 
 
 # MLflow

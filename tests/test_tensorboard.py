@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from tracking_runs import run_info, run_record, run_result
 
-from fedspa.errors import UserError
+from fedspa.core.errors import UserError
 from fedspa.tracking import tensorboard
 from fedspa.tracking.tensorboard import TensorBoard
 

@@ -8,15 +8,15 @@ import torch
 from federations import engine, pack, pixels, random_images
 from torch import nn
 
-from fedspa.client_state import ClientState
-from fedspa.masks.packed import PackedMask
+from fedspa.core.client import ClientUpdate
+from fedspa.core.client_state import ClientState
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.records import Costs
+from fedspa.core.settings import TrainingSettings
+from fedspa.federated.jobs import CompletedUpdate, UpdateJob
+from fedspa.federated.theory import TheoremCurves, distance
 from fedspa.masks.rigl import GROWN, RigL
-from fedspa.methods.base import Visit
-from fedspa.methods.fedspa import MEMORY, FedSpa
-from fedspa.records import Costs
-from fedspa.rounds.theory import TheoremCurves, distance
-from fedspa.rounds.visitor import Call
-from fedspa.settings import TrainingSettings
+from fedspa.methods.fedspa import FedSpa
 
 IMAGES = random_images(count=9, side=2, classes=3, seed=0)
 PIXELS = pixels(IMAGES)
@@ -40,15 +40,9 @@ def gradient(weights: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
     return torch.autograd.grad(loss, point)[0]
 
 
-def visit(local: torch.Tensor, next_mask: torch.Tensor) -> Visit:
-    return Visit(
-        update=None,
-        state=ClientState(mask=PackedMask.pack(next_mask)),
-        local=local,
-        loss=torch.zeros(()),
-        samples=1,
-        costs=Costs(),
-    )
+def completed(local: torch.Tensor, next_mask: torch.Tensor) -> CompletedUpdate:
+    update = ClientUpdate(update=None, state=ClientState(mask=PackedMask.pack(next_mask)), local=local)
+    return CompletedUpdate(update, torch.zeros(()), samples=1, costs=Costs(), seconds={}, local_scores={})
 
 
 def test_distance_is_the_share_of_coordinates_that_differ() -> None:
@@ -65,14 +59,14 @@ def test_the_curves_of_one_round() -> None:
     before, after, final = mask(2), mask(3), [mask(4), mask(5)]
     curves = TheoremCurves(2, clients=2, total=12, dtype=torch.float64)
     curves.remember(
-        Call(round=2, client=1, first_visit=False, state=ClientState(mask=PackedMask.pack(before))),
+        UpdateJob(round=2, client=1, first=False, state=ClientState(mask=PackedMask.pack(before))),
         weights,
-        visit(local, after),
+        completed(local, after),
     )
     curves.remember(
-        Call(round=3, client=0, first_visit=True, state=ClientState(mask=PackedMask.pack(before))),
+        UpdateJob(round=3, client=0, first=True, state=ClientState(mask=PackedMask.pack(before))),
         weights,
-        visit(local, after),
+        completed(local, after),
     )
     (row,) = curves.rows(runner, ROWS, [PackedMask.pack(own) for own in final].__getitem__, range(2))
 
@@ -92,22 +86,23 @@ def test_the_curves_of_one_round() -> None:
 
 
 def test_p_of_a_searcher_that_grows_from_zero_is_taken_where_training_began() -> None:
-    """RigL's grown coordinates start at 0, so that mask * w_t is a point that no visit sees; a state saved and taken up
-    again gives the same."""
+    """RigL's grown coordinates start at 0, so that mask * w_t is a point that no training sees; a state saved and taken
+    up again gives the same."""
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False))
     runner = engine(network, PIXELS, TrainingSettings(batch_size=9))
     weights, local = vector(0), vector(1)
     before = mask(2)
     grown = before * (torch.arange(TOTAL) % 2)
-    state = ClientState({MEMORY + GROWN: PackedMask.pack(grown)}, mask=PackedMask.pack(before))
-    method, searcher = FedSpa(name="fedspa"), RigL(name="rigl")
+    state = ClientState({GROWN: PackedMask.pack(grown)}, mask=PackedMask.pack(before))
+    method = FedSpa(name="fedspa")
+    method.searcher = RigL(name="rigl")
 
     def curves() -> TheoremCurves:
-        return TheoremCurves(1, 2, TOTAL, torch.float64, lambda w, own: method.personal(w, own, searcher))
+        return TheoremCurves(1, 2, TOTAL, torch.float64, method.personal)
 
     first, again, final = curves(), curves(), [mask(4), mask(5)]
-    call = Call(round=0, client=1, first_visit=False, state=state)
-    first.remember(call, weights, visit(local, mask(3)))
+    job = UpdateJob(round=0, client=1, first=False, state=state)
+    first.remember(job, weights, completed(local, mask(3)))
     again.load_state_dict(first.state_dict())
     reference = gradient(final[1] * weights, ROWS[1])
 
@@ -132,9 +127,9 @@ def test_p_is_unknown_where_the_gradient_never_moves() -> None:
     state = PackedMask.pack(only)
     curves = TheoremCurves(1, clients=2, total=12, dtype=torch.float64)
     curves.remember(
-        Call(round=0, client=0, first_visit=True, state=ClientState(mask=state)),
+        UpdateJob(round=0, client=0, first=True, state=ClientState(mask=state)),
         weights,
-        visit(only * weights, only),
+        completed(only * weights, only),
     )
     (row,) = curves.rows(runner, ROWS, lambda client: state, range(2))
     assert (row.p, row.mask_step, row.mask_to_final) == (None, 0.0, 0.0)

@@ -17,10 +17,10 @@ from matplotlib.patches import Rectangle
 from omegaconf import OmegaConf
 from tracking_runs import COSTS, faulty_records, run_info, run_record, run_result, times
 
-from fedspa.costing.units import show_bytes, show_flops, show_time
-from fedspa.errors import UserError
-from fedspa.paths import project_root
-from fedspa.records import RoundRecord, RunInfo, RunResult, TheoryRow
+from fedspa.core.errors import UserError
+from fedspa.core.paths import project_root
+from fedspa.core.records import RoundRecord, RunInfo, RunResult, TheoryRow
+from fedspa.costs.units import show_bytes, show_flops, show_time
 from fedspa.tracking.console import ConsoleView, _duration
 from fedspa.tracking.drawing import spread_out
 from fedspa.tracking.fanout import Trackers
@@ -436,11 +436,11 @@ def test_only_started_trackers_are_aborted_and_all_of_them(
 def test_the_project_root_is_the_clone_or_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fedspa.paths
+    import fedspa.core.paths
 
     (tmp_path / "conf").mkdir()
     (tmp_path / "pyproject.toml").touch()
-    monkeypatch.setattr(fedspa.paths, "__file__", str(tmp_path / "src" / "fedspa" / "paths.py"))
+    monkeypatch.setattr(fedspa.core.paths, "__file__", str(tmp_path / "src" / "fedspa" / "paths.py"))
     assert project_root() == tmp_path.resolve()
     (tmp_path / "pyproject.toml").unlink()
     monkeypatch.chdir(tmp_path / "conf")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tracking_runs import faulty_records, run_info, run_record, run_result
 
-from fedspa.errors import UserError
+from fedspa.core.errors import UserError
 from fedspa.tracking import mlflow_connection, mlflow_page, mlflow_store
 from fedspa.tracking.mlflow_store import MLflowTracker, flat_params
 from fedspa.tracking.run_folder import RunFolder

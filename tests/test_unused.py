@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from fedspa.config import Plan
-from fedspa.errors import UserError
+from fedspa.config.plan import Plan
+from fedspa.config.unused import LAYER_SPARSITY
+from fedspa.core.errors import UserError
 from fedspa.report.page import make_report
 from fedspa.report.results import write_results
 from fedspa.report.runs import folders_under, read_runs
 from fedspa.report.study import make_study
-from fedspa.running.experiment import run
+from fedspa.runs.experiment import run
 from fedspa.tracking.measures import final_metrics
-from fedspa.unused import LAYER_SPARSITY
 
 SMALL = (
     *(

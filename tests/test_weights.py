@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedspa.errors import UserError
+from fedspa.core.errors import UserError
+from fedspa.core.weights import ParameterSpace, all_finite, bind
 from fedspa.models.small_cnn import SmallCNN
-from fedspa.weights import ParameterSpace, all_finite, bind
 
 
 def network() -> nn.Module:

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspa.costing.cost_report import CostReport
-from fedspa.masks.packed import PackedMask
-from fedspa.rounds.wire import DTYPES, Envelope, Message, WireError, decode, encode, visit_bytes
-from fedspa.running.assembly import build
-from fedspa.weights import ParameterSpace
+from fedspa.communication.wire import DTYPES, Envelope, Message, WireError, decode, encode, visit_bytes
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.weights import ParameterSpace
+from fedspa.planning.cost_report import CostReport
+from fedspa.runs.assembly import build
 
 torch.set_num_threads(1)
 
@@ -243,7 +243,7 @@ def test_a_run_through_the_wire_is_the_same_run(plan, overrides):
         assert replace(through.costs, encoded_bytes=0) == without.costs
     assert torch.equal(plain.loop.state.weights, wired.loop.state.weights)
     assert plain.loop.state.clients.keys() == wired.loop.state.clients.keys()
-    assert all(plain.loop.density(client) == wired.loop.density(client) for client in range(5))
+    assert all(plain.loop.state.density(client) == wired.loop.state.density(client) for client in range(5))
 
 
 @pytest.mark.parametrize("overrides", METHODS, ids=lambda o: o[0])

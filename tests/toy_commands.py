@@ -18,13 +18,13 @@ import mlflow.tracking  # noqa: F401
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, open_dict
 
-import fedspa.config
-import fedspa.paths
-import fedspa.running.experiment  # noqa: F401
-import fedspa.sweeping.search
-import fedspa.sweeping.studies
-from fedspa.sweeping.search import Search
-from fedspa.sweeping.studies import Study
+import fedspa.config.plan
+import fedspa.core.paths
+import fedspa.runs.experiment  # noqa: F401
+import fedspa.studies.search
+import fedspa.studies.studies
+from fedspa.studies.search import Search
+from fedspa.studies.studies import Study
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = 2
@@ -32,8 +32,12 @@ JOBS = 2
 TIME_LIMIT = 300
 """Seconds after which a command has failed."""
 
-_check, _study, _search = fedspa.config.check, fedspa.sweeping.studies.study, fedspa.sweeping.search.Search
-_project_root, _savefig = fedspa.paths.project_root, Figure.savefig
+_check, _study, _search = (
+    fedspa.config.plan.check,
+    fedspa.studies.studies.study,
+    fedspa.studies.search.Search,
+)
+_project_root, _savefig = fedspa.core.paths.project_root, Figure.savefig
 
 
 def toy(config: DictConfig) -> DictConfig:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedspa.records import ClientRow, Costs, Event, RoundRecord, RunInfo, RunResult, Spread
+from fedspa.core.records import ClientRow, Costs, Event, RoundRecord, RunInfo, RunResult, Spread
 
 COSTS = Costs(train_flops=1e12 / 3, search_flops=1e10, down_bytes=4000, up_bytes=2000, mask_bytes=125)
 DENSE = Costs(train_flops=5e11, down_bytes=6000, up_bytes=6000)

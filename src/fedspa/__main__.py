@@ -28,7 +28,7 @@ def main() -> int:
         )
         return 0 if arguments else 2
     if arguments[0] not in known:
-        from fedspa.errors import nearest
+        from fedspa.core.errors import nearest
 
         print(f"Error: {arguments[0]} is no command: {nearest(arguments[0], known)}.", file=sys.stderr)
         return 2

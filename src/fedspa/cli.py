@@ -26,20 +26,20 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedspa.config import ONE_EACH, Plan, check, register
-from fedspa.errors import UserError, nearest
-from fedspa.explaining import explain, refused_override
-from fedspa.folders import is_chosen
-from fedspa.paths import config_dir
-from fedspa.recorded import KEYS, repeating
-from fedspa.running.interruption import PREEMPTED, STOPPED, Preempted, Preemptible
-from fedspa.running.launch import launched
-from fedspa.running.streams import ReaderGone, ends_with_its_reader
-from fedspa.settings import Config
-from fedspa.sweeping.gpu_places import take_a_gpu
-from fedspa.sweeping.launchers import EXTRAS, Ended, Launching, beside_others
-from fedspa.sweeping.studies import register_studies
-from fedspa.sweeping.sweep import JobFailed
+from fedspa.config.plan import ONE_EACH, Plan, check, register
+from fedspa.config.recorded import KEYS, repeating
+from fedspa.core.errors import UserError, nearest
+from fedspa.core.explaining import explain, refused_override
+from fedspa.core.launch import launched
+from fedspa.core.paths import config_dir
+from fedspa.core.settings import Config
+from fedspa.runs.folders import is_chosen
+from fedspa.runs.interruption import PREEMPTED, STOPPED, Preempted, Preemptible
+from fedspa.runs.streams import ReaderGone, ends_with_its_reader
+from fedspa.studies.gpu_places import take_a_gpu
+from fedspa.studies.launchers import EXTRAS, Ended, Launching, beside_others
+from fedspa.studies.studies import register_studies
+from fedspa.studies.sweep import JobFailed
 from fedspa.usage import register_usage
 
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -131,7 +131,7 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
         OmegaConfBaseException,
         ValueError,
     ) as error:  # from composing: no job raises them
-        return report(explain_hydra(error), show_traceback)
+        return report(explain_hydra(error, sys.argv[1:]), show_traceback)
     except OSError as error:  # from making the folder of a run
         return report(unwritable(error), show_traceback)
     return 0
@@ -193,8 +193,8 @@ def unwritable(error: OSError) -> UserError:
     return mistake
 
 
-def explain_hydra(error: Exception) -> UserError:
-    """What Hydra found wrong with the command line, as one sentence that names the nearest valid names."""
+def explain_hydra(error: Exception, words: Sequence[str]) -> UserError:
+    """What Hydra found wrong with these words, as one sentence that names the nearest valid names."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OmegaConfBaseException):
         cause = cause.__cause__
@@ -220,8 +220,8 @@ def explain_hydra(error: Exception) -> UserError:
         override = text.split("'")[1]
         mistake = UserError(f"{override} is several values: add -m to run each, or write a list as [a,b].")
     else:
-        told = refused_override(text, sys.argv[1:])
-        mistake = UserError(told or f"{text} (in: {' '.join(sys.argv[1:])})")
+        told = refused_override(text, words)
+        mistake = UserError(told or f"{text} (in: {' '.join(words)})")
     mistake.__cause__ = error
     return mistake
 

@@ -16,6 +16,7 @@ GROUPS = {
     "method": "what clients train",
     "mask": "how a mask moves",
     "layer_sparsity": "sparsity by tensor",
+    "server_optimizer": "the server's step",
     "metric": "scores",
     "logger": "where results go too",
     "hardware": "what it runs on",

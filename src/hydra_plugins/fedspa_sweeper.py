@@ -12,15 +12,15 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from fedspa.config import check
-from fedspa.errors import UserError
-from fedspa.sweeping.search import Search, Space
-from fedspa.sweeping.studies import study
-from fedspa.sweeping.sweep import run_sweep
+from fedspa.config.plan import check
+from fedspa.core.errors import UserError
+from fedspa.studies.search import Search, Space
+from fedspa.studies.studies import study
+from fedspa.studies.sweep import run_sweep
 
 
 class StudySweeper(Sweeper):
-    """Hands what Hydra knows to `fedspa.sweeping.sweep`; conf/hydra/sweeper/study.yaml explains its options."""
+    """Hands what Hydra knows to `fedspa.studies.sweep`; conf/hydra/sweeper/study.yaml explains its options."""
 
     def __init__(self, params: dict[str, str], rows: list[dict[str, Any]], **others: Any) -> None:
         # A mistake in them is told by `sweep`: what is raised here Hydra would wrap in words of its own.
@@ -55,7 +55,7 @@ class StudySweeper(Sweeper):
 
 
 class SearchSweeper(StudySweeper):
-    """Hands what Hydra knows to `fedspa.sweeping.search`; conf/hydra/sweeper/search.yaml explains its options."""
+    """Hands what Hydra knows to `fedspa.studies.search`; conf/hydra/sweeper/search.yaml explains its options."""
 
     def __init__(
         self, params: dict[str, str], trials: int, at_once: int, seed: int, kind: str | None, **others: Any

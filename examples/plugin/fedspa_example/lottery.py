@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspa.errors import check_range
-from fedspa.masks.base import MaskSearcher, SearchInput
+from fedspa.core.errors import check_range
+from fedspa.masks.base import MaskSearcher
+from fedspa.masks.search_input import SearchInput
 from fedspa.masks.select import drop_and_grow
 
 
@@ -31,5 +32,6 @@ class Lottery(MaskSearcher):
 
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         draws = torch.rand(search.space.total, generator=search.generator).to(search.weights)
-        pieces = zip(*map(search.space.split, (search.mask, search.weights.abs(), draws)), strict=True)
-        return torch.cat([drop_and_grow(*piece, int(self.share * piece[0].sum())) for piece in pieces])
+        vectors = map(search.space.split, (search.mask, search.weights.abs(), draws))
+        pieces = zip(search.counts, *vectors, strict=True)
+        return torch.cat([drop_and_grow(*piece, int(self.share * count)) for count, *piece in pieces])

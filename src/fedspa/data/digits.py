@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedspa.data.source import ImageSet, ImageSource
-from fedspa.errors import UserError, brief
+from fedspa.core.errors import UserError, brief
+from fedspa.data.image_set import ImageSet
+from fedspa.data.source import ImageSource
 
 TEST_IMAGES_PER_CLASS = 40
 

@@ -10,9 +10,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from fedspa.core.errors import UserError
 from fedspa.data.image_files import Listing, spelled
 from fedspa.data.tabular import TEST_SPLITS, TableImages
-from fedspa.errors import UserError
 
 if TYPE_CHECKING:
     import datasets

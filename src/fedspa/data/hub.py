@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedspa.core.errors import UserError, brief, check_choice
+from fedspa.data.image_set import ImageSet
 from fedspa.data.parquet import ROWS_AT_ONCE, Shard, decode_shard, folder_shards
-from fedspa.data.source import ImageSet, ImageSource
-from fedspa.errors import UserError, brief, check_choice
+from fedspa.data.source import ImageSource
 
 
 @dataclass(kw_only=True)

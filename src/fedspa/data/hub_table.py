@@ -14,8 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from fedspa.core.errors import UserError, brief, nearest
 from fedspa.data.tabular import TableImages
-from fedspa.errors import UserError, brief, nearest
 
 if TYPE_CHECKING:
     import datasets

@@ -14,9 +14,9 @@ from typing import IO, cast
 
 import numpy as np
 
+from fedspa.core.errors import UserError, brief
 from fedspa.data.hub import HubImages
-from fedspa.data.source import ImageSet
-from fedspa.errors import UserError, brief
+from fedspa.data.image_set import ImageSet
 
 SPLIT_NAMES = {"train": ("train",), "test": ("t10k", "test")}
 """MNIST and Fashion-MNIST call their test files t10k, EMNIST test."""

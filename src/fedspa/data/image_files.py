@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedspa.errors import UserError, brief
+from fedspa.core.errors import UserError, brief
 
 if TYPE_CHECKING:
     import pandas

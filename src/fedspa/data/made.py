@@ -12,8 +12,9 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from fedspa.data.batches import Batch, Pixels
-from fedspa.data.source import Augmentation, ImageSet
+from fedspa.data.batches import Pixels
+from fedspa.data.examples import Batch
+from fedspa.data.image_set import Augmentation, ImageSet
 
 KEPT = 4
 """Clients whose images are kept: a visit asks for the same ones in every batch."""
@@ -81,7 +82,7 @@ class MadePixels(Pixels):
 
         self._client, self._any_rows = lru_cache(KEPT)(client), any_rows
 
-    def labels_of(self, rows: torch.Tensor) -> torch.Tensor:
+    def targets_of(self, rows: torch.Tensor) -> torch.Tensor:
         return self._made.gather(rows).labels
 
     def batch(self, rows: torch.Tensor, draws: torch.Tensor | None) -> Batch:

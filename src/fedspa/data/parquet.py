@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedspa.errors import UserError, brief, nearest
+from fedspa.core.errors import UserError, brief, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedspa.errors import brief
+from fedspa.core.errors import brief
 
 if TYPE_CHECKING:
     from PIL.Image import Image

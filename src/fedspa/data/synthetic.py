@@ -7,9 +7,10 @@ from functools import cached_property
 
 import torch
 
-from fedspa.data.source import ImageSet, ImageSource
-from fedspa.errors import check_range
-from fedspa.randomness import generator
+from fedspa.core.errors import check_range
+from fedspa.core.randomness import generator
+from fedspa.data.image_set import ImageSet
+from fedspa.data.source import ImageSource
 
 ROWS_AT_ONCE = 1024
 """Images drawn under one key: a row limit takes a prefix, and memory stays small."""

@@ -7,11 +7,12 @@ from functools import lru_cache
 
 import torch
 
+from fedspa.core.errors import UserError, check_range
+from fedspa.core.randomness import generator, numpy_generator
+from fedspa.data.image_set import ImageSet
 from fedspa.data.made import MadeImages
-from fedspa.data.source import ImageData, ImageSet
+from fedspa.data.source import ImageData
 from fedspa.data.synthetic import SyntheticImages
-from fedspa.errors import UserError, check_range
-from fedspa.randomness import generator, numpy_generator
 
 KEPT = 16
 """Clients whose images are kept."""

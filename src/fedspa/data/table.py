@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedspa.core.errors import UserError, brief, nearest
 from fedspa.data.image_files import spelled
 from fedspa.data.pictures import BadPicture, Fit, opened
-from fedspa.errors import UserError, brief, nearest
 
 if TYPE_CHECKING:
     import datasets

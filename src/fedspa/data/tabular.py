@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import numpy as np
 import torch
 
+from fedspa.core.errors import UserError, check_choice, check_range, nearest
+from fedspa.core.randomness import numpy_generator
+from fedspa.data.image_set import ImageSet
 from fedspa.data.pictures import CHANNELS, RESIZES, BadPicture, Fit, channels_of, opened, size_of
-from fedspa.data.source import ImageData, ImageSet, ImageSource
+from fedspa.data.source import ImageData, ImageSource
 from fedspa.data.table import Table, chosen_columns, class_names
-from fedspa.errors import UserError, check_choice, check_range, nearest
-from fedspa.randomness import numpy_generator
 
 if TYPE_CHECKING:
     import datasets

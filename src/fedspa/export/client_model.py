@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedspa.weights import ParameterSpace
+from fedspa.core.weights import ParameterSpace
 
 
 class Normalise(nn.Module):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from fedspa.errors import UserError, brief
+from fedspa.core.errors import UserError, brief
+from fedspa.core.files import write_whole
+from fedspa.core.paths import project_root
 from fedspa.export.client_model import ClientModel
 from fedspa.export.formats import FORMATS, require_onnx
 from fedspa.export.options import Options
 from fedspa.export.runs import run_folder
 from fedspa.export.stored_run import StoredRun
-from fedspa.paths import project_root
-from fedspa.saving.files import write_whole
 
 
 def export(options: Options) -> list[str]:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import save
 
-from fedspa.errors import UserError, brief
+from fedspa.core.errors import UserError, brief
+from fedspa.core.randomness import generator
 from fedspa.export.client_model import ClientModel
-from fedspa.randomness import generator
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4

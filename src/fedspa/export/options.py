@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedspa.errors import UserError, check_choice
-from fedspa.key_values import key_values
+from fedspa.core.errors import UserError, check_choice
+from fedspa.core.key_values import key_values
 
 KEYS = ("run", "client", "format", "model", "out")
 MODELS = ("personal", "local", "global")

@@ -7,8 +7,8 @@ import re
 from difflib import get_close_matches
 from pathlib import Path
 
-from fedspa.errors import UserError
-from fedspa.paths import project_root
+from fedspa.core.errors import UserError
+from fedspa.core.paths import project_root
 
 _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 

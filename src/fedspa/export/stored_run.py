@@ -14,19 +14,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from fedspa.client_state import MASK, ClientState
-from fedspa.errors import UserError, brief
+from fedspa.config.network import build_model, model_call
+from fedspa.config.recorded import recorded_plan
+from fedspa.core.client import Initial
+from fedspa.core.client_state import MASK, ClientState
+from fedspa.core.errors import UserError, brief
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.weights import ParameterSpace, flat_tensors
 from fedspa.export.client_model import ClientModel, Normalise
+from fedspa.federated.own_layers import OwnLayers
 from fedspa.masks.base import MaskSearcher
 from fedspa.masks.initial import InitialMasks
-from fedspa.masks.packed import PackedMask
-from fedspa.methods.base import Origin
-from fedspa.models.building import build_model, model_call
 from fedspa.models.initialise import seeded
-from fedspa.recorded import recorded_plan
-from fedspa.rounds.own_layers import OwnLayers
 from fedspa.tracking.client_table import saved_items
-from fedspa.weights import ParameterSpace, flat_tensors
 
 
 class StoredRun:
@@ -62,7 +62,7 @@ class StoredRun:
             return self._built(self._global(), self._space.sizes)
         if client is None:
             raise UserError(
-                "With model.batchnorm=local every client has BatchNorm layers of its own: say whose by "
+                "With personal_layers every client has layers of its own: say whose by "
                 "client=<number, from 0>."
             )
         return self._built(*(self._local(client) if kind == "local" else self._made(client, kind)))
@@ -99,7 +99,7 @@ class StoredRun:
         if kind == "personal":
             if state.mask is not None:
                 active = self._space.count(state.mask.unpack(like=model))
-            model = self._plan.method.personal(model, state, self._plan.mask)
+            model = self._plan.method.personal(model, state)
         whole = self._own_layers.complete(model, state, personal=kind == "personal")
         return whole, (*active, *self._whole.sizes[len(active) :])
 
@@ -108,11 +108,11 @@ class StoredRun:
         plan, space = self._plan, self._space
         active, full_mask = plan.active_counts(space), PackedMask.pack(torch.ones(space.total))
         draws = active and not plan.mask.searches_first
-        initial = InitialMasks(
+        masks = InitialMasks(
             space, active or (), shared=plan.mask.initial == "same", seed=plan.settings.seed
         ) if draws else lambda _: full_mask  # fmt: skip
-        origin = Origin(self._initial[: space.total], initial, full_mask)
-        first: ClientState = plan.method.first_state(client, origin)
+        initial = Initial(self._initial[: space.total], masks, full_mask)
+        first: ClientState = plan.method.client_init(client, initial)
         if not self._visits(client):
             return first | self._own_layers.first
         state = ClientState()
@@ -124,7 +124,7 @@ class StoredRun:
         beside = {
             f"method={plan.names['method']}": set(first) - {MASK},
             f"mask={plan.names['mask']}": _starts_from_memory(plan.mask),
-            "model.batchnorm=local": self._whole.kept,
+            "personal_layers": self._whole.kept,
         }
         if needed := [what for what, kept in beside.items() if kept]:
             raise UserError(

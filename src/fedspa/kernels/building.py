@@ -17,8 +17,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from fedspa.errors import brief
-from fedspa.saving.files import write_whole
+from fedspa.core.errors import brief
+from fedspa.core.files import write_whole
 
 COMPILERS = ("cc", "gcc", "clang")
 """Whichever is found first; the variable CC goes before them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import floor, prod
 
-from fedspa.errors import check_choice, check_range
+from fedspa.core.errors import check_choice, check_range
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from math import prod
 
-from fedspa.errors import UserError
+from fedspa.core.errors import UserError
 from fedspa.layer_sparsity.base import LayerSparsity
 
 logger = logging.getLogger(__name__)

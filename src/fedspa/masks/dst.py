@@ -8,18 +8,14 @@ cuts the *dense global* weights at the client's next visit, so grown coordinates
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from fedspa.errors import check_choice, check_range
-from fedspa.masks.base import MaskSearcher, SearchInput
+from fedspa.core.errors import check_choice, check_range
+from fedspa.masks.base import MaskSearcher
+from fedspa.masks.search_input import SearchInput
 from fedspa.masks.select import drop_and_grow
-
-SCORES_AT_ONCE = 50_000_000
-"""Of all clients that are searched at once, in a tensor; each takes some 40 bytes for a moment."""
 
 
 @dataclass(kw_only=True)
@@ -66,56 +62,23 @@ class DST(MaskSearcher):
 
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         """Exchange ceil(alpha_t x active) coordinates of each tensor; its active count never changes."""
-        (mask,) = self.next_masks([search])
-        return mask
-
-    def next_masks(self, searches: Sequence[SearchInput]) -> list[torch.Tensor]:
-        """The same for many clients of one round: those whose masks have equally many active coordinates are searched
-        at once."""
-        if not self.searching(searches[0].round):
-            return [search.mask for search in searches]
-        alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for index, search in enumerate(searches):
-            alike[search.space.count(search.mask)].append(index)
-        found: dict[int, torch.Tensor] = {}
-        for active, indices in alike.items():
-            largest = max(searches[indices[0]].space.sizes)
-            at_once = max(1, SCORES_AT_ONCE // largest)
-            for first in range(0, len(indices), at_once):
-                some = indices[first : first + at_once]
-                masks = self._exchange(active, [searches[index] for index in some])
-                found.update(zip(some, masks, strict=True))
-        return [found[index] for index in range(len(searches))]
-
-    def _exchange(self, active: Sequence[int], searches: Sequence[SearchInput]) -> Iterable[torch.Tensor]:
-        """The next masks [total] of clients whose tensors have `active` coordinates."""
-        space, rate = searches[0].space, self.prune_rate(searches[0].round)
-        pieces = (
-            zip(*map(space.split, vectors), strict=True)
-            for vectors in (
-                [search.mask for search in searches],
-                [search.weights for search in searches],
-                [self._growth(search) for search in searches],
-            )
-        )
-        exchanged = []
-        for count, *of_tensor in zip(active, *pieces, strict=True):
-            mask, weights, growth = map(_stacked, of_tensor)  # tensor by tensor, which needs little memory
-            if count < mask.shape[1]:  # else, in a dense tensor, whatever is dropped would be grown again
+        if not self.searching(search.round):
+            return search.mask
+        rate, pieces = self.prune_rate(search.round), []
+        vectors = (search.mask, search.weights, self._growth(search))
+        for count, mask, weights, growth in zip(
+            search.counts, *map(search.space.split, vectors), strict=True
+        ):
+            if count < len(mask):  # in a dense tensor every dropped coordinate would be grown again
                 # The small slack keeps 0.3 x 10, which is 3.0000000000000004 or so in binary, at 3.
                 exchange = math.ceil(rate * count - 1e-9)
                 mask = drop_and_grow(mask, weights.abs(), growth.abs(), exchange)
-            exchanged.append(mask)
-        return torch.cat(exchanged, dim=1)
+            pieces.append(mask)
+        return torch.cat(pieces)
 
     @staticmethod
     def _growth(search: SearchInput) -> torch.Tensor:
-        """What decides, by its magnitude, which coordinates come back: [total]."""
+        """The score [trained] that decides, by its magnitude, which coordinates come back."""
         if search.gradient is not None:
             return search.gradient
         return torch.rand(search.space.total, generator=search.generator).to(search.weights)
-
-
-def _stacked(vectors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Vectors [n] as one tensor [clients, n]; a single one is not copied."""
-    return vectors[0][None] if len(vectors) == 1 else torch.stack(list(vectors))

@@ -7,9 +7,9 @@ from functools import lru_cache
 
 import torch
 
-from fedspa.masks.packed import PackedMask
-from fedspa.randomness import generator
-from fedspa.weights import ParameterSpace
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.randomness import generator
+from fedspa.core.weights import ParameterSpace
 
 
 def random_mask(space: ParameterSpace, active: Sequence[int], source: torch.Generator) -> torch.Tensor:

@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedspa.errors import check_range
-from fedspa.masks.base import MaskSearcher, SearchInput
-from fedspa.masks.packed import PackedMask
+from fedspa.core.errors import check_range
+from fedspa.core.packed_mask import PackedMask
+from fedspa.masks.base import MaskSearcher
+from fedspa.masks.search_input import SearchInput
 from fedspa.masks.select import drop_and_grow
 
 if TYPE_CHECKING:
-    from fedspa.client_state import Item
+    from fedspa.core.client_state import Item
 
-GROWN = "grown"
-"""Of what is remembered: the coordinates that start from 0 at the next visit."""
+GROWN = "search.grown"
+"""The name, in a client's state, of the coordinates that start from 0 at its next update."""
 
 
 @dataclass(kw_only=True)
@@ -73,7 +74,7 @@ class RigL(MaskSearcher):
         assert search.gradient is not None
         fraction = self.drop_fraction(search.round)
         # The small slack keeps 0.29 x 100, which is 28.999999999999996 in binary, at 29.
-        exchanged = [math.floor(fraction * active + 1e-9) for active in search.space.count(search.mask)]
+        exchanged = [math.floor(fraction * active + 1e-9) for active in search.counts]
         vectors = (search.mask, search.weights.abs(), search.gradient.abs())
         pieces = zip(*map(search.space.split, vectors), exchanged, strict=True)
         return torch.cat([drop_and_grow(*piece) for piece in pieces])

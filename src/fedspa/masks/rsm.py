@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedspa.masks.base import MaskSearcher, SearchInput
+from fedspa.masks.base import MaskSearcher
+from fedspa.masks.search_input import SearchInput
 
 if TYPE_CHECKING:
     import torch

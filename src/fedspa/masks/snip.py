@@ -15,8 +15,9 @@ from typing import ClassVar
 
 import torch
 
-from fedspa.errors import check_choice
-from fedspa.masks.base import MaskSearcher, SearchInput
+from fedspa.core.errors import check_choice
+from fedspa.masks.base import MaskSearcher
+from fedspa.masks.search_input import SearchInput
 from fedspa.masks.select import largest
 
 

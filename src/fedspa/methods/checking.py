@@ -1,26 +1,24 @@
-"""Checking a method: what its class declares, before a run, and what it asks and answers in one.
+"""Checks of a method: of its class before a run, and of what it asks for and leaves in one.
 
-Shapes, dtypes and devices alone are looked at, which costs nothing; that values are finite is seen where an update
-is taken (`Visitor`).
+They look at types, shapes, dtypes and devices alone, which costs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from fedspa.client_state import ClientState
-from fedspa.errors import UserError
-from fedspa.methods.base import ClientTask, Method, Visit
-from fedspa.records import KINDS, Costs
-from fedspa.rounds.lockstep import Dialogue, relayed
-from fedspa.rounds.requests import Gradient, NextMask, Predict, Request, Train, TrainingAccuracy
+from fedspa.core.client import ClientUpdate
+from fedspa.core.client_state import ClientState
+from fedspa.core.errors import UserError
+from fedspa.core.records import KINDS
+from fedspa.core.server import ServerState
+from fedspa.methods.base import Method
 
 TESTED = KINDS[:-1]
-"""What `Method.kinds` may name."""
-REQUESTS = (Train, Gradient, NextMask, TrainingAccuracy, Predict)
+"""The kinds of model that `Method.kinds` may name."""
 
 
 def check_declaration(method: Method) -> None:
@@ -28,89 +26,84 @@ def check_declaration(method: Method) -> None:
     kinds = getattr(method, "kinds", None)
     if kinds is None:
         raise UserError(
-            f"{_who(method)} has no kinds: it must name the models that a client has, of {', '.join(TESTED)}."
+            f"{title(method)} has no kinds: it must name the models that a client has, of {', '.join(TESTED)}."
         )
     if not isinstance(kinds, tuple | list) or not kinds or not set(kinds) <= set(TESTED):
         raise UserError(
-            f"{_who(method)} has kinds={kinds!r}: it must be a tuple of some of {', '.join(TESTED)}."
+            f"{title(method)} has kinds={kinds!r}: it must be a tuple of some of {', '.join(TESTED)}."
         )
     if "personal" in kinds and type(method).personal is Method.personal:
         raise UserError(
-            f'{_who(method)} has "personal" among its kinds, but no personal(), which gives that model.'
+            f'{title(method)} has "personal" among its kinds, but no personal(), which gives that model.'
         )
 
 
-def checked_visit(method: Method, task: ClientTask) -> Dialogue[Visit]:
-    """The method's visit. Raises `UserError` that names the method where it asks or leaves anything wrong."""
-    dialogue = method.visit(task)
-    if not isinstance(dialogue, Generator):
-        raise _refusal(method, f"visit() gives {_kind(dialogue)} instead of yielding requests")
+def check_update(method: Method, update: Any, weights: torch.Tensor, prepares: bool = False) -> ClientUpdate:
+    """The update of a client. Raises `UserError` unless it is as `ClientUpdate` says, with vectors like `weights`.
 
-    def ask(request: Request) -> Request:
-        check_request(method, task, request)
-        return request
-
-    visit = yield from relayed(dialogue, ask, lambda request, answer: answer)
-    check_answer(method, task, visit)
-    return visit
-
-
-def check_request(method: Method, task: ClientTask, request: Any) -> None:
-    """Raise `UserError` unless a method asks for something that there is, of vectors [total]."""
-    if not isinstance(request, REQUESTS):
-        names = ", ".join(kind.__name__ for kind in REQUESTS)
-        raise _refusal(method, f"visit() asks for {_kind(request)}, which is none of {names}")
-    if isinstance(request, NextMask):
-        return
-    _check_vector(method, f"{type(request).__name__}.weights", request.weights, task.weights)
-    if isinstance(request, Train):
-        if request.mask is not None:
-            _check_vector(method, "Train.mask", request.mask, task.weights)
-        if request.pull is not None:
-            _check_vector(method, "Train.pull.anchor", request.pull.anchor, task.weights)
-
-
-def check_answer(method: Method, task: ClientTask, visit: Any) -> None:
-    """Raise `UserError` unless a visit leaves what `Visit` says."""
-    if not isinstance(visit, Visit):
-        raise _refusal(method, f"visit() returns {_kind(visit)} instead of a Visit")
-    for name in ("update", "holds", "local"):
-        vector = getattr(visit, name)
+    `prepares`: whether it is that of the step before round 1, which sends no weights.
+    """
+    who, call = title(method), "client_prepare" if prepares else "client_update"
+    if not isinstance(update, ClientUpdate):
+        raise wrong(who, f"{call}() returns {_kind(update)} instead of a ClientUpdate")
+    if prepares and (update.update is not None or update.state is not None):
+        raise wrong(
+            who, "client_prepare() sends weights or changes the state: only ClientUpdate.tensors may be set"
+        )
+    for name in ("update", "mask", "local"):
+        vector = getattr(update, name)
         if vector is not None:
-            _check_vector(method, f"Visit.{name}", vector, task.weights)
-    if visit.local is None and "local" in method.kinds:
-        raise _refusal(method, 'Visit.local is None, though its kinds have "local": it must be those weights')
-    loss = visit.loss
-    if not (isinstance(loss, torch.Tensor) and loss.shape == () and loss.dtype == torch.float64):
-        raise _refusal(method, f"Visit.loss is {_kind(loss)}: it must be a float64 scalar tensor")
-    if not isinstance(visit.samples, int) or isinstance(visit.samples, bool) or visit.samples < 0:
-        raise _refusal(method, f"Visit.samples is {visit.samples!r}: it must be a whole number of at least 0")
-    if not isinstance(visit.costs, Costs):
-        raise _refusal(method, f"Visit.costs is {_kind(visit.costs)} instead of Costs")
-    check_state(method, visit.state)
-    mask = visit.state.mask
-    if mask is not None and mask.length != len(task.weights):
-        raise _refusal(
-            method, f"the mask of Visit.state has {mask.length} coordinates instead of {len(task.weights)}"
+            check_vector(who, f"ClientUpdate.{name}", vector, weights)
+    if update.local is None and "local" in method.kinds and not prepares:
+        raise wrong(
+            who, 'ClientUpdate.local is None, though its kinds have "local": it must be those weights'
         )
+    if not isinstance(update.tensors, Mapping) or not all(
+        isinstance(tensor, torch.Tensor) for tensor in update.tensors.values()
+    ):
+        raise wrong(who, "ClientUpdate.tensors is no mapping of names to tensors")
+    if update.state is not None:
+        check_state(method, update.state, weights)
+    return update
 
 
-def check_state(method: Method, state: Any) -> ClientState:
-    """The state that a method gives. Raises `UserError` if it is none."""
+def check_state(method: Method, state: Any, weights: torch.Tensor) -> ClientState:
+    """The state of a client. Raises `UserError` if it is none."""
     if not isinstance(state, ClientState):
-        raise _refusal(method, f"a client's state is {_kind(state)} instead of a ClientState")
+        raise wrong(title(method), f"a client's state is {_kind(state)} instead of a ClientState")
+    if state.mask is not None and state.mask.length != len(weights):
+        raise wrong(
+            title(method),
+            f"the mask of a client's state has {state.mask.length} coordinates instead of {len(weights)}",
+        )
     return state
 
 
+def check_server(method: Method, server: Any, before: ServerState) -> ServerState:
+    """The server's next state. Raises `UserError` unless names, shapes and dtypes are those of the state before."""
+    who = title(method)
+    if not isinstance(server, ServerState):
+        raise wrong(who, f"server_update() returns {_kind(server)} instead of a ServerState")
+    check_vector(who, "ServerState.weights", server.weights, before.weights)
+    for part in ("tensors", "kept"):
+        now, then = getattr(server, part), getattr(before, part)
+        if set(now) != set(then):
+            raise wrong(who, f"ServerState.{part} holds {sorted(now)} instead of {sorted(then)}")
+        for name, tensor in then.items():
+            check_vector(who, f"ServerState.{part}[{name!r}]", now[name], tensor)
+    return server
+
+
 def checked_personal(method: Method, model: Any, weights: torch.Tensor) -> torch.Tensor:
-    """The personal model [total] that a method gives. Raises `UserError` if it is not like the global weights."""
-    _check_vector(method, "personal()", model, weights)
+    """The personal model [total] of a method. Raises `UserError` if it is not like the global weights."""
+    check_vector(title(method), "personal()", model, weights)
     return model
 
 
-def _check_vector(method: Method, what: str, vector: Any, like: torch.Tensor) -> None:
+def check_vector(who: str, what: str, vector: Any, like: torch.Tensor) -> None:
+    """Raise `UserError` unless a vector has the shape, dtype and device of another. `who`: whose vector it is."""
     if not isinstance(vector, torch.Tensor):
-        raise _refusal(method, f"{what} is {_kind(vector)} instead of a tensor")
+        raise wrong(who, f"{what} is {_kind(vector)} instead of a tensor")
     facts: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
         ("shape", lambda tensor: list(tensor.shape)),
         ("dtype", lambda tensor: tensor.dtype),
@@ -119,19 +112,20 @@ def _check_vector(method: Method, what: str, vector: Any, like: torch.Tensor) ->
     for name, of in facts:
         if of(vector) != of(like):
             has, must = (str(of(tensor)).removeprefix("torch.") for tensor in (vector, like))
-            raise _refusal(method, f"{what} has {name} {has}: as the global weights, it must have {must}")
+            raise wrong(who, f"{what} has {name} {has}: it must have {must}")
+
+
+def title(method: Method) -> str:
+    """The method as messages name it."""
+    kind = type(method)
+    return f"method={method.name} ({kind.__module__}.{kind.__qualname__})"
+
+
+def wrong(who: str, what: str) -> UserError:
+    return UserError(f"{who} gave something wrong: {what}.")
 
 
 def _kind(thing: Any) -> str:
     if isinstance(thing, torch.Tensor):
         return f"a tensor of shape {list(thing.shape)} and dtype {str(thing.dtype).removeprefix('torch.')}"
     return "None" if thing is None else f"{type(thing).__name__}"
-
-
-def _who(method: Method) -> str:
-    kind = type(method)
-    return f"method={method.name} ({kind.__module__}.{kind.__qualname__})"
-
-
-def _refusal(method: Method, what: str) -> UserError:
-    return UserError(f"{_who(method)} gave something wrong: {what}.")

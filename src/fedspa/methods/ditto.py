@@ -1,27 +1,24 @@
 """Ditto (Li et al., 2021): a shared model trained as in FedAvg, and a personal one pulled towards it.
 
-Of a visit's epochs some go to the shared branch, which starts from w_t and is merged, and the others to
-the client's own v_k: after each of its SGD steps v <- v - lr * proximal * (v - w_t). Clients that are not
-visited keep a stale v_k.
+Of an update's epochs some go to the shared branch, which starts from w_t and is merged, and the others to
+the client's own v_k: after each of its SGD steps v <- v - lr * proximal * (v - w_t). Clients that do not take
+part keep a stale v_k.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from fedspa.client_state import ClientState
-from fedspa.errors import UserError, check_range
-from fedspa.methods.base import ClientTask, Method, Origin, Visit, VisitSize
-from fedspa.records import Costs
-from fedspa.rounds.requests import Pull, Request, Trained
-from fedspa.settings import TrainingSettings
+from fedspa.core.client import Client, ClientUpdate, Initial, Proximal
+from fedspa.core.client_state import ClientState
+from fedspa.core.errors import UserError, check_range
+from fedspa.core.server import ServerState
+from fedspa.core.settings import TrainingSettings
+from fedspa.methods.base import Method
 
 if TYPE_CHECKING:
     import torch
-
-    from fedspa.masks.base import MaskSearcher
 
 
 @dataclass(kw_only=True)
@@ -31,7 +28,7 @@ class Ditto(Method):
     weighting: str = "samples"
     normaliser: ClassVar[str] = "participants"  # type: ignore[misc]  # all hold every coordinate: not a setting
     shared_epochs: int = 2
-    """Epochs on the shared branch; with the personal ones they make up the training.epochs of a visit."""
+    """Epochs on the shared branch; with the personal ones they make up training.epochs."""
     personal_epochs: int = 3
     proximal: float = 0.5
     """lambda: strength of the pull towards the round's starting weights."""
@@ -58,38 +55,26 @@ class Ditto(Method):
                 f"method.personal_epochs={self.personal_epochs} add up to: it must be {epochs}, or they must change."
             )
 
-    def first_state(self, client: int, origin: Origin) -> ClientState:
-        return ClientState(weights=origin.weights)
+    def client_init(self, client: int, initial: Initial) -> ClientState:
+        """v_k starts at w_0."""
+        return ClientState(weights=initial.weights)
 
-    def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
-        import torch
-
-        shared_batches = task.generator("shared_batches")
-        shared: Trained = yield task.train(task.weights, self.shared_epochs, source=shared_batches)
-        pull = Pull(task.weights, self.proximal)
-        personal: Trained = yield task.train(task.own_weights, self.personal_epochs, pull=pull, personal=True)
-        branches = [branch for branch in (shared, personal) if branch.samples]
-        samples = sum(branch.samples for branch in branches)
-        return Visit(
-            update=task.weights - shared.weights,
+    def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
+        shared = client.train(
+            client.weights, epochs=self.shared_epochs, batches=client.generator("shared_batches")
+        )
+        personal = client.train(
+            client.state.tensor("weights"),
+            epochs=self.personal_epochs,
+            proximal=Proximal(client.weights, self.proximal),
+            personal=True,
+        )
+        return ClientUpdate(
+            update=client.weights - shared.weights,
             state=ClientState(weights=personal.weights),
             local=shared.weights,
-            loss=torch.stack([branch.loss * branch.samples for branch in branches]).sum() / samples,
-            samples=samples,
-            costs=self.visit_costs(task.size(), None),
         )
 
-    def visit_costs(self, size: VisitSize, searcher: MaskSearcher | None) -> Costs:
-        network = size.network
-        samples = size.training.samples(size.rows, self.shared_epochs + self.personal_epochs)
-        return Costs(
-            train_flops=network.training_flops(None, samples),
-            down_bytes=network.value_bytes(None),
-            up_bytes=network.value_bytes(None),
-        )
-
-    def personal(
-        self, weights: torch.Tensor, state: ClientState, searcher: MaskSearcher | None
-    ) -> torch.Tensor:
+    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
         """v_k, whatever the server's weights have become."""
         return state.tensor("weights")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from fedspa.masks.base import MaskSearcher
-from fedspa.methods.base import ClientTask, Method, Visit, VisitSize
-from fedspa.records import Costs
-from fedspa.rounds.requests import Request, Trained
+from fedspa.core.client import Client, ClientUpdate
+from fedspa.core.server import ServerState
+from fedspa.methods.base import Method
 
 
 @dataclass(kw_only=True)
@@ -21,20 +19,6 @@ class FedAvg(Method):
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "local")
 
-    def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
-        trained: Trained = yield task.train(task.weights, task.training.epochs)
-        return Visit(
-            update=task.weights - trained.weights,
-            local=trained.weights,
-            loss=trained.loss,
-            samples=trained.samples,
-            costs=self.visit_costs(task.size(), None),
-        )
-
-    def visit_costs(self, size: VisitSize, searcher: MaskSearcher | None) -> Costs:
-        network = size.network
-        return Costs(
-            train_flops=network.training_flops(None, size.training.samples(size.rows)),
-            down_bytes=network.value_bytes(None),
-            up_bytes=network.value_bytes(None),
-        )
+    def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
+        trained = client.train(client.weights)
+        return ClientUpdate(update=client.weights - trained.weights, local=trained.weights)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from fedspa.client_state import ClientState
-from fedspa.methods.base import ClientTask, Method, Origin, Visit, VisitSize
-from fedspa.records import Costs
-from fedspa.rounds.requests import Request, Trained
-
-if TYPE_CHECKING:
-    from fedspa.masks.base import MaskSearcher
+from fedspa.core.client import Client, ClientUpdate, Initial
+from fedspa.core.client_state import ClientState
+from fedspa.core.server import ServerState
+from fedspa.methods.base import Method
 
 
 @dataclass(kw_only=True)
@@ -24,19 +20,10 @@ class Local(Method):
     kinds: ClassVar[tuple[str, ...]] = ("local",)
     sends: ClassVar[bool] = False
 
-    def first_state(self, client: int, origin: Origin) -> ClientState:
-        return ClientState(weights=origin.weights)
+    def client_init(self, client: int, initial: Initial) -> ClientState:
+        return ClientState(weights=initial.weights)
 
-    def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
-        trained: Trained = yield task.train(task.own_weights, task.training.epochs)
-        return Visit(
-            update=None,
-            state=ClientState(weights=trained.weights),
-            local=trained.weights,
-            loss=trained.loss,
-            samples=trained.samples,
-            costs=self.visit_costs(task.size(), None),
-        )
-
-    def visit_costs(self, size: VisitSize, searcher: MaskSearcher | None) -> Costs:
-        return Costs(train_flops=size.network.training_flops(None, size.training.samples(size.rows)))
+    def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
+        trained = client.train(client.state.tensor("weights"))
+        state = ClientState(weights=trained.weights)
+        return ClientUpdate(update=None, state=state, local=trained.weights)

@@ -9,24 +9,19 @@ good. The original judges that on test data; here it is the client's own trainin
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from fedspa.client_state import ClientState
-from fedspa.errors import UserError, check_range
-from fedspa.masks.packed import PackedMask
+from fedspa.core.client import Client, ClientUpdate, Initial, Proximal
+from fedspa.core.client_state import ClientState
+from fedspa.core.errors import UserError, check_range
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.server import ServerState
+from fedspa.core.settings import TrainingSettings
 from fedspa.masks.select import smallest
-from fedspa.methods.base import ClientTask, Method, Origin, Visit, VisitSize
-from fedspa.records import Costs
-from fedspa.rounds.requests import Request, Trained, TrainingAccuracy
-from fedspa.settings import TrainingSettings
-
-if TYPE_CHECKING:
-    from fedspa.masks.base import MaskSearcher
-    from fedspa.weights import ParameterSpace
+from fedspa.methods.base import Method
 
 
 @dataclass(kw_only=True)
@@ -61,51 +56,33 @@ class SubFedAvg(Method):
                 "the masks after the first and the last epoch differ, so it must be at least 2."
             )
 
-    def first_state(self, client: int, origin: Origin) -> ClientState:
-        return ClientState(mask=origin.full_mask)
+    def client_init(self, client: int, initial: Initial) -> ClientState:
+        return ClientState(mask=initial.full_mask)
 
-    def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
-        space, mask = task.space, task.own_mask.unpack(like=task.weights)
-        start = mask * task.weights
-        source = task.generator("batches")
-        first: Trained = yield task.train(start, 1, mask=mask, source=source)
-        last = first
-        if task.training.epochs > 1:
-            last = yield task.train(first.weights, task.training.epochs - 1, mask=mask, source=source)
-        samples = first.samples + (last.samples if last is not first else 0)
-
-        with task.clock("search"):
-            early, late = self._pruned(space, mask, first.weights), self._pruned(space, mask, last.weights)
-            unsettled = float((early != late).float().mean()) > self.distance_threshold
-            judged = unsettled and self._pruned_share(space, mask) < self.sparsity
-        adopted = False
-        if judged:
-            accuracy: float = yield TrainingAccuracy(weights=late * last.weights, rows=task.rows)
-            adopted = accuracy > self.accuracy_threshold
+    def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
+        mask, batches = client.mask, client.generator("batches")
+        start = mask * client.weights
+        first = last = client.train(start, epochs=1, mask=mask, batches=batches)
+        if client.training.epochs > 1:
+            epochs = client.training.epochs - 1
+            proximal = Proximal(start, client.training.proximal) if client.training.proximal else None
+            last = client.train(first.weights, epochs=epochs, mask=mask, proximal=proximal, batches=batches)
+        with client.timed("search"):
+            early, late = self._pruned(client, first.weights), self._pruned(client, last.weights)
+        adopted = self._adopts(client, early, late, last.weights)
         next_mask = late if adopted else mask
-        active, sent = space.count(mask), space.count(next_mask)
-        size = task.size(active)
-        return Visit(
+        return ClientUpdate(
             update=next_mask * (start - last.weights),
-            holds=next_mask,
-            state=ClientState(mask=PackedMask.pack(next_mask)) if adopted else task.state,
+            mask=next_mask,
+            state=ClientState(mask=PackedMask.pack(next_mask)) if adopted else None,
             local=last.weights,
-            loss=(first.loss * first.samples + (last.loss * last.samples if last is not first else 0.0))
-            / samples,
-            samples=samples,
-            costs=self.visit_costs(size, None)
-            + Costs(
-                search_flops=size.network.forward_flops(space.count(late)) * size.rows if judged else 0,
-                up_bytes=size.network.value_bytes(sent) - size.network.value_bytes(active),
-                mask_bytes=size.network.mask_bytes(sent) if adopted else 0,
-            ),
         )
 
-    def _pruned(self, space: ParameterSpace, mask: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def _pruned(self, client: Client, weights: torch.Tensor) -> torch.Tensor:
         """The mask [total] without the smallest active weights of each tensor of two or more dimensions."""
-        pieces = []
+        space, mask, pieces = client.space, client.mask, []
         vectors = space.split(mask), space.split(weights)
-        for shape, held, active, weight in zip(space.shapes, space.count(mask), *vectors, strict=True):
+        for shape, held, active, weight in zip(space.shapes, client.count(mask), *vectors, strict=True):
             if len(shape) > 1:
                 # The small slack keeps 0.29 x 100, which is 28.999999999999996 in binary, at 29.
                 count = math.floor(self.prune_rate * held + 1e-9)
@@ -114,28 +91,26 @@ class SubFedAvg(Method):
             pieces.append(active)
         return torch.cat(pieces)
 
+    def _adopts(self, client: Client, early: torch.Tensor, late: torch.Tensor, weights: torch.Tensor) -> bool:
+        """Whether the client adopts the mask `late` [total] for its trained `weights` [total]."""
+        with client.timed("search"):
+            distance = float((early != late).float().mean())
+        if distance <= self.distance_threshold or self._pruned_share(client) >= self.sparsity:
+            return False
+        return client.accuracy(late * weights, mask=late) > self.accuracy_threshold
+
     @staticmethod
-    def _pruned_share(space: ParameterSpace, mask: torch.Tensor) -> float:
+    def _pruned_share(client: Client) -> float:
         """Inactive share of the tensors of two or more dimensions."""
+        space = client.space
         counted = [
             (size - held, size)
-            for shape, size, held in zip(space.shapes, space.sizes, space.count(mask), strict=True)
+            for shape, size, held in zip(space.shapes, space.sizes, client.count(client.mask), strict=True)
             if len(shape) > 1
         ]
         return sum(pruned for pruned, _ in counted) / sum(size for _, size in counted)
 
-    def visit_costs(self, size: VisitSize, searcher: MaskSearcher | None) -> Costs:
-        """A visit that prunes nothing; what pruning saves and costs is only known after it."""
-        network = size.network
-        return Costs(
-            train_flops=network.training_flops(size.active, size.training.samples(size.rows)),
-            down_bytes=network.value_bytes(size.active),
-            up_bytes=network.value_bytes(size.active),
-        )
-
-    def personal(
-        self, weights: torch.Tensor, state: ClientState, searcher: MaskSearcher | None
-    ) -> torch.Tensor:
+    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
         """m_{k,t+1} * w_{t+1}."""
         assert state.mask is not None
         return state.mask.unpack(like=weights) * weights

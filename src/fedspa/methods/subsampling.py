@@ -5,20 +5,16 @@ The mask is drawn anew for every uplink and travels as its seed; the downlink is
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from fedspa.errors import check_range
+from fedspa.core.client import Client, ClientUpdate
+from fedspa.core.errors import check_range
+from fedspa.core.server import ServerState
 from fedspa.masks.select import smallest
-from fedspa.methods.base import ClientTask, Method, Visit, VisitSize
-from fedspa.records import SEED_BYTES, Costs
-from fedspa.rounds.requests import Request, Trained
-
-if TYPE_CHECKING:
-    from fedspa.masks.base import MaskSearcher
+from fedspa.methods.base import Method
 
 
 @dataclass(kw_only=True)
@@ -38,40 +34,21 @@ class Subsampling(Method):
         super().__post_init__()
         check_range("method.keep_rate", self.keep_rate, low=0, high=1, low_open=True)
 
-    def visit(self, task: ClientTask) -> Generator[Request, Any, Visit]:
-        trained: Trained = yield task.train(task.weights, task.training.epochs)
-        sent = self._mask(task)
-        update = sent * (task.weights - trained.weights)
+    def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
+        trained = client.train(client.weights)
+        sent = self._mask(client)
+        update = sent * (client.weights - trained.weights)
         if self.rescale:
-            update[: task.space.trained] /= self.keep_rate
-        return Visit(
-            update=update,
-            holds=sent,
-            local=trained.weights,
-            loss=trained.loss,
-            samples=trained.samples,
-            costs=self.visit_costs(task.size(), None),
-        )
+            update[: client.space.trained] /= self.keep_rate
+        return ClientUpdate(update=update, mask=sent, local=trained.weights)
 
-    def _mask(self, task: ClientTask) -> torch.Tensor:
+    def _mask(self, client: Client) -> torch.Tensor:
         """Exactly round(keep_rate x trained) random parameters, so that every uplink has the same length.
 
         Running statistics are sent whole: a part of their way would leave averages of nothing, or negative variances.
         """
-        trained = task.space.trained
-        kept = smallest(torch.rand(trained, generator=task.generator("uplink_mask")), self._kept(trained))
-        statistics = torch.ones(task.space.total - trained, dtype=torch.bool)
-        return torch.cat([kept, statistics]).to(task.weights)
-
-    def _kept(self, parameters: int) -> int:
-        return round(self.keep_rate * parameters)
-
-    def visit_costs(self, size: VisitSize, searcher: MaskSearcher | None) -> Costs:
-        network = size.network
-        partial = self.keep_rate < 1 and network.convention != "paper"
-        return Costs(
-            train_flops=network.training_flops(None, size.training.samples(size.rows)),
-            down_bytes=network.value_bytes(None),
-            up_bytes=network.value_bytes([self._kept(network.parameters), network.statistics]),
-            mask_bytes=SEED_BYTES if partial else 0,
-        )
+        trained = client.space.trained
+        draws = torch.rand(trained, generator=client.generator("uplink_mask"))
+        kept = smallest(draws, round(self.keep_rate * trained))
+        statistics = torch.ones(client.space.total - trained, dtype=torch.bool)
+        return torch.cat([kept, statistics]).to(client.weights)

@@ -1,9 +1,8 @@
-"""What becomes of a network's BatchNorm under federated training: the setting `model.batchnorm`.
+"""BatchNorm under federated training: the setting `model.batchnorm`.
 
-`average`: the running statistics travel and are merged as the weights are. `local`: every client keeps its own layers,
-scales and shifts included (FedBN: Li et al. 2021, "Federated learning on non-IID features via local batch
-normalization"). `groupnorm`: GroupNorm takes its place, which has no statistics. (Hsieh et al. 2020, "The non-IID data
-quagmire of decentralized machine learning", compares it with averages.)
+`average`: the running statistics travel and are averaged as the weights are. `groupnorm`: GroupNorm takes its place,
+which has no statistics. (Hsieh et al. 2020, "The non-IID data quagmire of decentralized machine learning", compares the
+two.) BatchNorm layers that stay with each client are `personal_layers=norm`.
 """
 
 from __future__ import annotations
@@ -11,31 +10,27 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedspa.errors import UserError
-from fedspa.weights import keep_local
+from fedspa.core.errors import UserError
 
 GROUPS = 32
 """At most; fewer where they would not divide the channels."""
 
 
 def with_batchnorm(network: nn.Module, policy: str | None) -> nn.Module:
-    """The network under a policy. Raises `UserError` for a network with BatchNorm and no policy."""
-    layers = {path: layer for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
-    if layers and policy is None:
-        raise UserError(
-            f"The model has BatchNorm ({next(iter(layers))}), whose running statistics clients do not share by "
-            "themselves: say what becomes of them by model.batchnorm=average, local or groupnorm."
-        )
-    if policy == "local":
-        for layer in layers.values():
-            keep_local(layer)
-    if policy == "groupnorm":
-        for path, layer in layers.items():
-            if not path:
-                return _group_norm(path, layer)
-            parent, _, name = path.rpartition(".")
-            setattr(network.get_submodule(parent), name, _group_norm(path, layer))
+    """The network, its BatchNorm layers replaced where the policy is groupnorm."""
+    if policy != "groupnorm":
+        return network
+    for path, layer in batchnorm_layers(network).items():
+        if not path:
+            return _group_norm(path, layer)
+        parent, _, name = path.rpartition(".")
+        setattr(network.get_submodule(parent), name, _group_norm(path, layer))
     return network
+
+
+def batchnorm_layers(network: nn.Module) -> dict[str, _BatchNorm]:
+    """The BatchNorm layers by their paths."""
+    return {path: layer for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
 
 
 def _group_norm(path: str, layer: _BatchNorm) -> nn.Module:
@@ -48,6 +43,6 @@ def _group_norm(path: str, layer: _BatchNorm) -> nn.Module:
     behind = [layer.get_submodule(name) for name in ("drop", "act") if name in dict(layer.named_children())]
     if len(behind) != len(list(layer.children())):
         raise UserError(
-            f"model.batchnorm=groupnorm cannot replace the layer {path} ({type(layer).__name__}): use average or local."
+            f"model.batchnorm=groupnorm cannot replace the layer {path} ({type(layer).__name__}): use average."
         )
     return nn.Sequential(norm, *behind) if behind else norm

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from fedspa.components import find_object
-from fedspa.errors import UserError, brief
+from fedspa.core.components import find_object
+from fedspa.core.errors import UserError, brief
 
 NAMES = {
     "channels": ("channels", "in_channels", "in_chans", "input_channels", "num_channels"),

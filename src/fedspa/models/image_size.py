@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from fedspa.errors import UserError, brief
+from fedspa.core.errors import UserError, brief
 
 
 def check_image_size(model: str, image_size: int, smallest: int, reason: str) -> None:

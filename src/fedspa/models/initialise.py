@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from fedspa.randomness import generator
+from fedspa.core.randomness import generator
 
 Network = TypeVar("Network", bound=nn.Module)
 

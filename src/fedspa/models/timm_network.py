@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from fedspa.errors import UserError, brief
+from fedspa.core.errors import UserError, brief
 
 _PARTS = ("", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".datasets", ".models", ".utils")
 

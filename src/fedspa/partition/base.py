@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from fedspa.errors import UserError
-from fedspa.randomness import numpy_generator
+from fedspa.core.errors import UserError
+from fedspa.core.randomness import numpy_generator
 
 if TYPE_CHECKING:
     from fedspa.data.source import ImageData

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from fedspa.data.source import ImageSet
-from fedspa.errors import UserError, check_choice, check_range
+from fedspa.core.errors import UserError, check_choice, check_range
+from fedspa.core.randomness import numpy_generator
+from fedspa.data.image_set import ImageSet
 from fedspa.partition.base import AnyPartition, Assignment
-from fedspa.randomness import numpy_generator
 
 if TYPE_CHECKING:
     from fedspa.data.source import ImageData

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedspa.errors import UserError, check_range
+from fedspa.core.errors import UserError, check_range
 from fedspa.partition.base import Partition, deal_classes
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedspa.errors import check_range
+from fedspa.core.errors import check_range
 from fedspa.partition.base import Partition, deal_classes
 
 

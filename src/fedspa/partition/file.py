@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from fedspa.errors import UserError, brief
+from fedspa.core.errors import UserError, brief
 from fedspa.partition.base import AnyPartition, Assignment, partition_hash
 
 if TYPE_CHECKING:

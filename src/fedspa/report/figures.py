@@ -122,7 +122,9 @@ def accuracy_by_traffic(study: Study, setting: Setting) -> Picture | None:
 def client_accuracies(study: Study, setting: Setting) -> Picture | None:
     """How the clients' accuracies spread at the end; None where no run kept its clients."""
     kinds = study.kinds_of(setting)
-    rows = [row for row in study.rows_of(setting) if any(run.clients for run in study.runs(row, setting))]
+    rows = [
+        row for row in study.rows_of(setting) if any(len(run.clients) for run in study.runs(row, setting))
+    ]
     if not kinds or not rows:
         return None
     figure = _panels(len(kinds), 2.7, 0.9 + 0.42 * len(rows), share_y=True)

@@ -44,7 +44,9 @@ def densities(run: Run) -> np.ndarray:
 
 
 def overlap(run: Run) -> Overlap | None:
-    """Mask overlap against label similarity; None with fewer than three masks or no sparse tensor."""
+    """Mask overlap against label similarity; None with fewer than three masks, no sparse tensor, or no label counts."""
+    if run.label_counts is None:
+        return None
     clients, masks = run.masks()
     shares, sizes = densities(run), _sizes(run)
     sparse = (shares < 1).any(axis=0)

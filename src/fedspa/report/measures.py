@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedspa.records import ACCURACY
+from fedspa.core.records import ACCURACY
 from fedspa.report.runs import Run
 
 RIVALS = (("fedavg", "global"), ("fedavg", "local"), ("ditto", "personal"))
@@ -106,9 +106,10 @@ def encoded_traffic(runs: list[Run]) -> OverSeeds | None:
     return None if None in counts else OverSeeds(tuple(float(count) for count in counts))
 
 
-def flops(runs: list[Run]) -> OverSeeds:
-    """FLOPs of a whole run, mask search included."""
-    return OverSeeds(tuple(float(run.summary["flops"]["total"]) for run in runs))
+def flops(runs: list[Run]) -> OverSeeds | None:
+    """FLOPs of a whole run, mask search included; None where a run's model has layers that cannot be counted."""
+    counts = [run.summary["flops"]["total"] for run in runs]
+    return None if None in counts else OverSeeds(tuple(float(count) for count in counts))
 
 
 def finetune_flops(runs: list[Run]) -> OverSeeds | None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedspa.errors import UserError, check_range, nearest
-from fedspa.key_values import key_values
-from fedspa.paths import project_root
+from fedspa.core.errors import UserError, check_range, nearest
+from fedspa.core.key_values import key_values
+from fedspa.core.paths import project_root
 
 KEYS = ("sweep", "runs", "out", "paper", "targets")
 

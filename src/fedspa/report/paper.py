@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fedspa.records import KINDS
+from fedspa.core.records import KINDS
 from fedspa.report import measures
 from fedspa.report.formats import MISSING, NONE, Cell, Column, Table
 from fedspa.report.measures import OverSeeds

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedspa.records import KINDS
+from fedspa.core.records import KINDS
 from fedspa.report import measures
 from fedspa.report.measures import OverSeeds
 from fedspa.report.runs import Run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,34 +12,31 @@ from typing import Any
 
 import numpy as np
 
-from fedspa.errors import UserError, brief
-from fedspa.paths import SET_ASIDE
-from fedspa.records import KINDS, MEAN_OVER, VALIDATION
+from fedspa.core.errors import UserError, brief
+from fedspa.core.paths import SET_ASIDE
+from fedspa.core.records import KINDS, MEAN_OVER, VALIDATION
 from fedspa.tracking.local_store import is_missing
 from fedspa.tracking.measures import final_scores
 from fedspa.tracking.mlflow_connection import open_client, store_uri
 from fedspa.tracking.mlflow_store import flat_params
 from fedspa.tracking.mlflow_sweep import SWEEP
-
-Columns = dict[str, np.ndarray]
-"""A CSV file by column: float64 [rows], NaN where it is blank."""
-
-NEEDED = ("method", "mask", "dataset", "model", "partition", "sparsity", "seed", "rounds", "clients")
-"""What every summary says of its run."""
+from fedspa.tracking.run_reader import RunFiles, Unreadable
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """A finished run."""
+class Run(RunFiles):
+    """A finished run, with what reports ask of it."""
 
-    name: str
-    folder: Path
-    summary: dict[str, Any]
-    settings: dict[str, str]
-    """The config, flat: values by dotted key, as one would type them."""
-    rounds: Columns
-    clients: Columns
-    timing: Columns
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """The config, flat: values by dotted key, as one would type them."""
+        settings = flat_params(self.config)
+        for key in (
+            "model._target_",
+            "model.name",
+        ):  # two networks of one name differ in a path of code alone
+            settings.pop(key, None)
+        return settings | {"model": self.summary["model"]}  # such as resnet18, timm:resnet18
 
     @property
     def seed(self) -> int:
@@ -73,15 +69,16 @@ class Run:
 
     def curve(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """The rounds in which models of that kind were tested, and their mean accuracy in percent."""
-        accuracy = self.rounds.get(f"{kind}_accuracy_mean", np.full(len(self.rounds["round"]), np.nan))
-        tested = ~np.isnan(accuracy)
-        return self.rounds["round"][tested], accuracy[tested]
+        if (column := f"{kind}_accuracy_mean") not in self.rounds:
+            return np.array([]), np.array([])
+        tested = self.rounds[["round", column]].dropna()
+        return tested["round"].to_numpy(), tested[column].to_numpy()
 
     @cached_property
-    def label_counts(self) -> np.ndarray:
-        """float64 [clients, classes]: training images."""
+    def label_counts(self) -> np.ndarray | None:
+        """int64 [clients, classes]: training images; None where the run has too many clients to keep them."""
         names = sorted((name for name in self.clients if name.startswith("label_")), key=lambda n: int(n[6:]))
-        return np.stack([self.clients[name] for name in names], axis=1)
+        return self.clients[names].to_numpy() if names else None
 
     @cached_property
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -119,24 +116,16 @@ def read_runs(folders: Mapping[str, Path | UserError]) -> Found:
 
     Raises `UserError` where not one can be read.
     """
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
     runs: list[Run] = []
     left_out: list[tuple[str, str]] = []
     for name, folder in folders.items():
         if isinstance(folder, UserError):
             left_out.append((name, str(folder)))
             continue
-        if not (folder / "summary.json").is_file():
-            left_out.append((name, "it has no summary.json, so it has not finished"))
-            continue
         try:
-            runs.append(_read(name, folder))
-        except KeyError as error:
-            left_out.append((name, f"it lacks {error}"))
-        except (OSError, ValueError, TypeError, YAMLError, OmegaConfBaseException) as error:
-            left_out.append((name, str(error).splitlines()[0]))
+            runs.append(Run.read(folder, name))
+        except Unreadable as error:
+            left_out.append((name, str(error)))
     if not runs:
         where, why = left_out[0]
         raise UserError(f"None of the {len(left_out)} runs found can be reported: {where}: {why}.")
@@ -205,34 +194,3 @@ def _artifacts(client: Any, uri: str, run: Any) -> Path | UserError:
         reason = brief(error).rstrip(".")
     status = "" if run.info.status == "FINISHED" else f", and it is {run.info.status}"
     return UserError(f"its files are not in {run.info.artifact_uri} ({reason}){status}")
-
-
-def _read(name: str, folder: Path) -> Run:
-    from omegaconf import OmegaConf
-
-    summary = json.loads((folder / "summary.json").read_text())
-    missing = [key for key in (*NEEDED, "accuracy", "traffic_bytes", "flops") if key not in summary]
-    if missing:
-        raise ValueError(f"its summary.json lacks {', '.join(missing)}")
-    config: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    rounds = _columns(folder / "rounds.csv")
-    if not len(rounds["round"]):
-        raise ValueError("its rounds.csv is empty")
-    return Run(
-        name, folder, summary, _settings(config, summary), rounds,
-        clients=_columns(folder / "clients.csv"), timing=_columns(folder / "timing.csv"),
-    )  # fmt: skip
-
-
-def _settings(config: dict[str, Any], summary: dict[str, Any]) -> dict[str, str]:
-    settings = flat_params(config)
-    for key in ("model._target_", "model.name"):  # two networks of one name differ in a path of code alone
-        settings.pop(key, None)
-    return settings | {"model": summary["model"]}  # such as resnet18, timm:resnet18
-
-
-def _columns(path: Path) -> Columns:
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-        names = list(rows[0]) if rows else ["round"]
-    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}

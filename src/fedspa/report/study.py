@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fedspa.records import KINDS
+from fedspa.core.records import KINDS
+from fedspa.core.roles import Role, role_of
 from fedspa.report.runs import Found, Run
-from fedspa.roles import Role, role_of
 
 METHODS = {
     ("fedspa", "dst"): "FedSpa (DST)",

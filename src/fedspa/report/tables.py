@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from fedspa.records import ACCURACY, KINDS
+from fedspa.core.records import ACCURACY, KINDS
 from fedspa.report import measures
 from fedspa.report.formats import MISSING, NONE, Cell, Column, Table
 from fedspa.report.measures import OverSeeds, Race
@@ -18,7 +18,7 @@ MODELS = (
     "local: a client\u2019s weights right after its last training. "
     "finetuned: the final global weights, trained by each client once more."
 )
-LEGEND = f"\u201c{NONE}\u201d: there is no such model; \u201c{MISSING}\u201d: there is no finished run."
+LEGEND = f"\u201c{NONE}\u201d: there is no such model, or no count; \u201c{MISSING}\u201d: there is no finished run."
 
 
 def main_tables(study: Study) -> list[Table]:
@@ -28,7 +28,8 @@ def main_tables(study: Study) -> list[Table]:
         kinds = [kind for kind in KINDS if any(kind in study.kinds_of(setting) for setting in settings)]
         everything = [run for setting in settings for run in study.runs_of(setting)]
         byte, byte_unit = traffic_unit(max(measures.traffic(everything).values))
-        flop, flop_unit = flops_unit(max(measures.flops(everything).values))
+        counted = [run.summary["flops"]["total"] or 0 for run in everything]
+        flop, flop_unit = flops_unit(max(counted))
         columns = [
             column
             for setting in settings
@@ -221,8 +222,10 @@ def score_cell(study: Study, runs: list[Run], kind: str, metric: str = ACCURACY)
     return Cell(plus_minus(score, 1) + notes, round(score.mean, 1))
 
 
-def amount_cell(amount: OverSeeds, unit: float) -> Cell:
+def amount_cell(amount: OverSeeds | None, unit: float) -> Cell:
     """A cost in its unit; one of nothing at all is no rival of the others."""
+    if amount is None:
+        return Cell(NONE)
     shown = round(amount.mean / unit, 1)
     return Cell(f"{shown:.1f}" if amount.mean else "0", shown if amount.mean else None)
 

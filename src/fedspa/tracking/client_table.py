@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import torch
 
-from fedspa.client_state import MASK, NOTHING, ClientState, Item
-from fedspa.data.clients import ClientRows, row_counts
-from fedspa.masks.packed import PackedMask
-from fedspa.records import ClientRow
-from fedspa.rounds.client_states import Stored
-from fedspa.rounds.federation import FederatedLoop
+from fedspa.core.client_state import MASK, NOTHING, ClientState, Item
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.records import ClientRow
+from fedspa.federated.client_states import Stored
+from fedspa.federated.loop import FederatedLoop
+from fedspa.partition.clients import ClientRows, row_counts
 
 LENGTH = ".length"
 """How the name of a mask's length ends."""
@@ -34,7 +34,7 @@ def client_rows(loop: FederatedLoop, rows: ClientRows, scores: Mapping[str, np.n
             val_size=len(rows.val[client]),
             test_size=len(rows.test[client]),
             visits=loop.state.visits.get(client, 0),
-            density=loop.density(client),
+            density=loop.state.density(client),
             scores={name: score(name, client) for name in scores},
         )
         for client in range(len(rows.train))
@@ -55,9 +55,9 @@ def client_arrays(
     density = np.empty(len(clients))
     never = np.flatnonzero(visits == 0)
     if len(never):
-        density[never] = loop.density(int(never[0]))
+        density[never] = loop.state.density(int(never[0]))
     for client in loop.state.visits:
-        density[client] = loop.density(client)
+        density[client] = loop.state.density(client)
     sizes = {"train_size": rows.train, "val_size": rows.val, "test_size": rows.test}
     return {
         **{name: row_counts(held) for name, held in sizes.items()},

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fedspa.costing.units import show_bytes, show_flops
-from fedspa.records import ACCURACY, KINDS, Event, RoundRecord, RunInfo, RunResult
-from fedspa.saved import Saved
+from fedspa.core.records import ACCURACY, KINDS, Event, RoundRecord, RunInfo, RunResult
+from fedspa.core.saved import Saved
+from fedspa.costs.units import show_bytes, show_flops, show_saved
 from fedspa.tracking.measures import density_text, final_scores
 
 if TYPE_CHECKING:
@@ -190,14 +190,13 @@ def _score_table(metric: str, scores: Mapping[str, dict[str, float] | None]) -> 
 
 def _cost_table(summary: dict[str, Any]) -> Table:
     table = _table("cost", "this run", "dense", "saved")
-    rows: list[tuple[str, str, Callable[[float], str]]] = [
+    rows: list[tuple[str, str, Callable[[Any], str]]] = [
         ("traffic", "traffic_bytes", show_bytes),
         ("FLOPs", "flops", show_flops),
     ]
     for title, key, text in rows:
         total, dense = summary[key]["total"], summary[key]["dense_total"]
-        saved = f"{100 * (1 - total / dense):.1f} %" if dense else "-"
-        table.add_row(title, text(total), text(dense), saved)
+        table.add_row(title, text(total), text(dense), show_saved(total, dense))
     if finetune := summary["flops"].get("finetune"):
         table.add_row("fine-tuning", show_flops(finetune), "-", "-")
     return table

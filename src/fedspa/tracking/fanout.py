@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from fedspa.records import RoundRecord, RunInfo, RunResult, Tracker
+from fedspa.core.records import RoundRecord, RunInfo, RunResult, Tracker
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from fedspa.errors import UserError, brief
+from fedspa.core.errors import UserError, brief
 
 PREFIX = "sqlite:///"
 ARTIFACTS = "/outputs/mlflow-artifacts"

@@ -10,12 +10,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fedspa.records import ACCURACY, RoundRecord
+from fedspa.core.records import ACCURACY, RoundRecord
 
 
 def round_metrics(record: RoundRecord) -> dict[str, float]:
     """All that is drawn over the rounds."""
     total, dense = record.total_costs, record.dense_costs
+    flops = {
+        "train": total.train_flops,
+        "search": total.search_flops,
+        "total": total.flops,
+        "dense": dense.flops,
+    }
     return {
         **{
             f"{kind}/{metric}_{statistic}": float(value)
@@ -34,10 +40,7 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
         "cost/traffic_total_bytes": float(total.traffic_bytes),
         **({"cost/traffic_encoded_bytes": float(total.encoded_bytes)} if total.encoded_bytes else {}),
         "cost/traffic_dense_bytes": float(dense.traffic_bytes),
-        "cost/flops_train": total.train_flops,
-        "cost/flops_search": total.search_flops,
-        "cost/flops_total": total.flops,
-        "cost/flops_dense": dense.flops,
+        **{f"cost/flops_{name}": float(count) for name, count in flops.items() if count is not None},
         **{f"faults/{kind}": float(count) for kind, count in record.total_events.items()},
         **{f"time/{phase}_s": seconds for phase, seconds in record.seconds.items()},
     }

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-from fedspa.errors import UserError, brief
-from fedspa.paths import project_root
+from fedspa.core.errors import UserError, brief
+from fedspa.core.paths import project_root
 from fedspa.tracking.local_store import (
     artifacts_of,
     correct_places,

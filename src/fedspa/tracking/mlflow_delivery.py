@@ -19,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedspa.errors import brief
+from fedspa.core.errors import brief
 from fedspa.tracking.mlflow_connection import root_cause
 
 if TYPE_CHECKING:

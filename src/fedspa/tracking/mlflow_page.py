@@ -14,9 +14,9 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from fedspa.costing.units import show_bytes, show_flops
-from fedspa.paths import project_root
-from fedspa.records import KINDS, RunInfo
+from fedspa.core.paths import project_root
+from fedspa.core.records import KINDS, RunInfo
+from fedspa.costs.units import show_bytes, show_flops, show_saved
 from fedspa.tracking.measures import density_text, final_scores
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ def _results(summary: Mapping[str, Any]) -> str:
     costs = ["| cost | this run | dense | saved |", "|---|---|---|---|"]
     for title, key, show in (("traffic", "traffic_bytes", show_bytes), ("FLOPs", "flops", show_flops)):
         total, dense = summary[key]["total"], summary[key]["dense_total"]
-        saved = f"{100 * (1 - total / dense):.1f} %" if dense else "-"
-        costs.append(f"| {title} | {show(total)} | {show(dense)} | {saved} |")
+        costs.append(f"| {title} | {show(total)} | {show(dense)} | {show_saved(total, dense)} |")
     return "\n".join([*lines[1:], "", *costs, "", density])
 
 

@@ -13,13 +13,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import uuid4
 
-from fedspa.errors import UserError, check_range
-from fedspa.records import RoundRecord, RunInfo, RunResult
-from fedspa.saved import Saved
-from fedspa.saving.files import write_whole
+from fedspa.core.errors import UserError, check_range
+from fedspa.core.files import write_whole
+from fedspa.core.records import RoundRecord, RunInfo, RunResult
+from fedspa.core.saved import Saved
 from fedspa.tracking.local_store import is_missing
 from fedspa.tracking.measures import final_metrics, round_metrics
 from fedspa.tracking.mlflow_connection import (
@@ -55,6 +55,8 @@ ENDED_BECAUSE = "ended_because"
 class MLflowTracker:
     """Follows a run in a tracking store; beside a database, artifacts go to outputs/mlflow-artifacts."""
 
+    takes_files: ClassVar[bool] = True
+    """Whether a run can send weights and masks to it."""
     name: str = "mlflow"
     experiment: str = "fedspa"
     tracking_uri: str | None = None

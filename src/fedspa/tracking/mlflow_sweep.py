@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedspa.sweeping.studies import SINGLE
+from fedspa.core.roles import SINGLE
 from fedspa.tracking.mlflow_connection import jobs_page, root_cause, store_needed, where_to_look
 from fedspa.tracking.mlflow_page import NOTE, source_tags, sweep_note
 from fedspa.tracking.mlflow_store import MLflowTracker

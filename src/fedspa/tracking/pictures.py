@@ -6,9 +6,9 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedspa.records import ACCURACY, KINDS, RoundRecord, RunInfo, RunResult, TheoryRow
-from fedspa.saved import Saved
-from fedspa.saving.files import write_whole
+from fedspa.core.files import write_whole
+from fedspa.core.records import ACCURACY, KINDS, RoundRecord, RunInfo, RunResult, TheoryRow
+from fedspa.core.saved import Saved
 from fedspa.tracking.drawing import COLORS, FAINT, INK, new_figure, set_title, spread_out
 
 if TYPE_CHECKING:

@@ -27,8 +27,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedspa.errors import UserError
-from fedspa.records import (
+from fedspa.core.errors import UserError
+from fedspa.core.files import write_whole
+from fedspa.core.identity import CONFIG_HASH
+from fedspa.core.records import (
     PHASES,
     ClientRow,
     Event,
@@ -38,9 +40,7 @@ from fedspa.records import (
     Spread,
     TheoryRow,
 )
-from fedspa.saved import Saved
-from fedspa.saving.files import write_whole
-from fedspa.saving.resuming import CONFIG_HASH
+from fedspa.core.saved import Saved
 from fedspa.tracking.tensor_file import save_tensors
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ def _partition_json(info: RunInfo) -> str:
 
 def _partition_summary(info: RunInfo) -> str:
     """What is worth reading of a partition among very many clients."""
-    from fedspa.data.clients import row_counts
+    from fedspa.partition.clients import row_counts
 
     sizes = row_counts(info.partition_rows)
     facts = {

@@ -9,7 +9,7 @@ from fractions import Fraction
 from statistics import fmean
 from typing import Any
 
-from fedspa.records import (
+from fedspa.core.records import (
     ACCURACY,
     KINDS,
     PHASES,
@@ -20,7 +20,7 @@ from fedspa.records import (
     saved_costs,
     saved_spread,
 )
-from fedspa.saved import Saved
+from fedspa.core.saved import Saved
 
 
 def mean_spread(spreads: Sequence[Spread]) -> Spread:
@@ -137,7 +137,7 @@ class History:
         info: RunInfo,
         finetuned: Mapping[str, Spread],
         total_seconds: float,
-        finetune_flops: int = 0,
+        finetune_flops: int | None = 0,
         densities: Sequence[float] = (),
     ) -> dict[str, Any]:
         """The summary of a finished run; scores in percent, traffic in bytes, by kind of model.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedspa.saving.files import write_whole
+from fedspa.core.files import write_whole
 
 if TYPE_CHECKING:
     import torch

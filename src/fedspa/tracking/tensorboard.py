@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedspa.errors import UserError
-from fedspa.records import RoundRecord, RunInfo, RunResult
-from fedspa.saved import Saved
+from fedspa.core.errors import UserError
+from fedspa.core.records import RoundRecord, RunInfo, RunResult
+from fedspa.core.saved import Saved
 from fedspa.tracking.measures import final_metrics, round_metrics
 
 if TYPE_CHECKING:

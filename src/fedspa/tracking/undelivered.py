@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedspa.errors import UserError
-from fedspa.saving.files import write_whole
+from fedspa.core.errors import UserError
+from fedspa.core.files import write_whole
 from fedspa.tracking.local_store import is_missing
 from fedspa.tracking.mlflow_connection import from_note, open_client, store_needed
 from fedspa.tracking.mlflow_delivery import UNDELIVERED, Ending, Outbox, Point

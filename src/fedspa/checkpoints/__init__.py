@@ -1,0 +1,1 @@
+"""What a run that was broken off goes on from."""

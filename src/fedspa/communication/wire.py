@@ -1,0 +1,310 @@
+"""The wire format: how weights and updates travel between the server and a client, byte by byte.
+
+A message holds values under a mask that both sides know, and what the receiver cannot know by itself: the
+seed of a random mask, and the bits of the client's next mask in those tensors where it changed. Everything
+is little-endian and lies close-packed:
+
+| part | bytes | what |
+|---|---|---|
+| header | 40 | magic, version, kind of message, type of the values, which mask they lie under (1 byte each but |
+|        |    | the magic's 4); round, client (4 each); number of parameters, number of values (8 each); digest |
+|        |    | of the network and of the masks that the receiver must have (8) |
+| seed | 8 or none | where the mask has to be drawn at random |
+| changes | 2 bits a tensor | of the next mask: 0 as before, 1 all inactive, 2 all active, 3 spelled out |
+| mask bits | 1 bit a parameter | of the tensors spelled out, the first parameter in the highest bit |
+| values | 4 or 2 each | fp32, fp16 or bf16, in the order of the flat vector; BatchNorm's running statistics, which |
+|        |    | are the last and always there, in fp32: rounded, a variance may come out negative |
+| checksum | 8 | BLAKE2b of all that precedes |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.records import SEED_BYTES, Costs
+from fedspa.core.weights import ParameterSpace
+from fedspa.costs.network import VALUE_BYTES
+
+MAGIC, VERSION = b"FSPA", 2
+KINDS = ("model", "update")
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_CODES = tuple(DTYPES)
+_UNDER = _KNOWN, _SEEDED, _NEXT = 0, 1, 2
+"""The mask that the values lie under: the receiver's, one drawn from the seed, or the next mask."""
+_SAME, _EMPTY, _FULL, _BITS = range(4)
+"""The next mask of a tensor."""
+_HEADER = struct.Struct("<4s4B2I2Q8s")
+_CHECKSUM_BYTES = 8
+_FLAGS = torch.empty(0, dtype=torch.bool)
+
+
+class WireError(Exception):
+    """A message that cannot be read, in a sentence: damaged, meant for somebody else, or no message at all."""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What a message is and whose: the receiver refuses any other than the one it waits for."""
+
+    kind: str
+    """model (the server's weights, to a client) or update (to the server)."""
+    round: int
+    client: int
+
+    def __str__(self) -> str:
+        return f"the {self.kind} of client {self.client} in round {self.round}"
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """What one message says."""
+
+    envelope: Envelope
+    vector: torch.Tensor
+    """[total], float: of it travel the values where `mask` is one; read back, the others are 0."""
+    mask: PackedMask
+    next_mask: PackedMask | None = None
+    """The client's mask from now on; None where it stays as it was."""
+    seed: int | None = None
+    """Set where `mask` is none that the receiver has: it draws it from this seed (and round and client)."""
+
+
+def encode(message: Message, space: ParameterSpace, known: PackedMask, dtype: str = "fp32") -> bytes:
+    """The bytes of a message.
+
+    Args:
+        known: the client's mask so far, which both sides have (all ones for a dense model).
+        dtype: of the values on the wire, a key of `DTYPES`; they are rounded as torch casts them, but for running
+            statistics.
+
+    Raises `ValueError` for a mask that is not 1 in running statistics, or that the receiver cannot come by.
+    """
+    changes, bits = _changes(space, known, message.next_mask or known)
+    flags = message.mask.unpack(like=_FLAGS)
+    if not flags[space.trained :].all():
+        raise ValueError("running statistics are sent whole: masks must be 1 there")
+    values = message.vector.cpu()[flags]
+    rounded, exact = values.tensor_split([len(values) - (space.total - space.trained)])
+    header = _HEADER.pack(
+        MAGIC,
+        VERSION,
+        KINDS.index(message.envelope.kind),
+        _CODES.index(dtype),
+        _under(message, known),
+        message.envelope.round,
+        message.envelope.client,
+        space.total,
+        len(values),
+        _context(space, known, message.mask),
+    )
+    seed = b"" if message.seed is None else message.seed.to_bytes(SEED_BYTES, "little")
+    sent = _to_bytes(rounded.to(DTYPES[dtype])), _to_bytes(exact.float())
+    body = b"".join((header, seed, _pack_pairs(changes), np.packbits(bits).tobytes(), *sent))
+    return body + _digest(body)
+
+
+def decode(
+    data: bytes,
+    space: ParameterSpace,
+    known: PackedMask,
+    envelope: Envelope,
+    draw: Callable[[int], PackedMask] | None = None,
+) -> Message:
+    """The message that `data` holds, its vector in float32 on the CPU.
+
+    Nothing is allocated before header, length and checksum agree with each other and with `space`.
+
+    Args:
+        known: the mask that the receiver has of the client.
+        envelope: what the receiver waits for.
+        draw: gives the random mask of a seed.
+
+    Raises:
+        WireError: for anything but exactly the message waited for.
+    """
+    header = _read_header(data, space, envelope)
+    statistics = space.total - space.trained
+    at = _HEADER.size
+    seed = None
+    if header.under == _SEEDED:
+        seed = int.from_bytes(data[at : at + SEED_BYTES], "little")
+        at += SEED_BYTES
+
+    table_bytes = _table_bytes(len(space.sizes))
+    if len(data) < at + table_bytes + _CHECKSUM_BYTES:
+        raise WireError(f"The message has {len(data)} bytes, too few for its own header.")
+    changes = _unpack_pairs(data[at : at + table_bytes], len(space.sizes))
+    at += table_bytes
+    spelled = sum(size for size, change in zip(space.sizes, changes, strict=True) if change == _BITS)
+    mask_end = at + (spelled + 7) // 8
+    exact = mask_end + (header.values - statistics) * DTYPES[header.dtype].itemsize
+    end = exact + statistics * VALUE_BYTES
+    if len(data) != end + _CHECKSUM_BYTES:
+        raise WireError(
+            f"The message has {len(data)} bytes, by its header it must have {end + _CHECKSUM_BYTES}."
+        )
+
+    bits = np.unpackbits(np.frombuffer(data[at:mask_end], np.uint8), count=spelled)
+    changed = any(change != _SAME for change in changes)
+    next_mask = _next_mask(space, known, changes, bits) if changed else None
+    mask = _mask_of_values(header.under, known, next_mask, seed, draw)
+    flags = mask.unpack(like=_FLAGS)
+    if header.context != _context(space, known, mask) or header.values != int(flags.count_nonzero()):
+        raise WireError(f"The message is {envelope}, but for another network or under another mask.")
+    vector = torch.zeros(space.total)
+    vector[flags] = torch.cat(
+        [_from_bytes(data[mask_end:exact], DTYPES[header.dtype]), _from_bytes(data[exact:end], torch.float32)]
+    )
+    return Message(envelope, vector, mask, next_mask, seed)
+
+
+def visit_bytes(costs: Costs, tensors: int, dtype: str = "fp32", statistics: int = 0) -> int:
+    """Bytes of a visit's two messages in closed form, from its costs under the honest convention.
+
+    `statistics`: values of the network that are running statistics, and go both ways.
+
+    Exact where the next mask changed in every tensor that is neither full nor empty; else an upper bound.
+    """
+    if not costs.traffic_bytes:
+        return 0
+    frame = _HEADER.size + _table_bytes(tensors) + _CHECKSUM_BYTES
+    exact = 2 * statistics
+    rounded = (costs.down_bytes + costs.up_bytes) // VALUE_BYTES - exact
+    return 2 * frame + rounded * DTYPES[dtype].itemsize + exact * VALUE_BYTES + costs.mask_bytes
+
+
+class _Header(NamedTuple):
+    dtype: str
+    under: int
+    values: int
+    context: bytes
+
+
+def _read_header(data: bytes, space: ParameterSpace, envelope: Envelope) -> _Header:
+    """The header of an undamaged message that is the one waited for, its numbers within bounds."""
+    if len(data) < _HEADER.size + _CHECKSUM_BYTES or data[: len(MAGIC)] != MAGIC:
+        raise WireError(f"The {len(data)} bytes are no message of fedspa.")
+    _, version, kind, dtype, under, round, client, parameters, values, context = _HEADER.unpack_from(data)
+    if version != VERSION:
+        raise WireError(f"The message has version {version} of the wire format: only {VERSION} can be read.")
+    if data[-_CHECKSUM_BYTES:] != _digest(data[:-_CHECKSUM_BYTES]):
+        raise WireError("The message is damaged: its checksum does not agree with its bytes.")
+    if kind >= len(KINDS) or dtype >= len(_CODES) or under not in _UNDER:
+        raise WireError(f"The message's header is not valid: kind {kind}, value type {dtype}, mask {under}.")
+    if (found := Envelope(KINDS[kind], round, client)) != envelope:
+        raise WireError(f"The message is {found}, not {envelope}.")
+    if parameters != space.total or not space.total - space.trained <= values <= parameters:
+        raise WireError(
+            f"The message holds {values} values for {parameters} parameters, the network has {space.total}."
+        )
+    return _Header(_CODES[dtype], under, values, context)
+
+
+def _under(message: Message, known: PackedMask) -> int:
+    """How the receiver comes by the mask of the values."""
+    if message.seed is not None:
+        return _SEEDED
+    if message.mask == known:
+        return _KNOWN
+    if message.mask == message.next_mask:
+        return _NEXT
+    raise ValueError("values must lie under a mask that the receiver has, receives, or draws from a seed")
+
+
+def _mask_of_values(
+    under: int,
+    known: PackedMask,
+    next_mask: PackedMask | None,
+    seed: int | None,
+    draw: Callable[[int], PackedMask] | None,
+) -> PackedMask:
+    """The mask that a message's values lie under, on the receiver's side."""
+    if under == _SEEDED:
+        if draw is None or seed is None:
+            raise WireError(
+                f"The message's values lie under a random mask, whose seed {seed} means nothing here."
+            )
+        return draw(seed)
+    if under == _NEXT:
+        if next_mask is None:
+            raise WireError("The message's values lie under a next mask that it does not hold.")
+        return next_mask
+    return known
+
+
+def _changes(space: ParameterSpace, known: PackedMask, next_mask: PackedMask) -> tuple[list[int], np.ndarray]:
+    """What becomes of each tensor's mask, and uint8 flags of the tensors that have to be spelled out."""
+    changes, spelled = [], [np.empty(0, np.uint8)]
+    pieces = (space.split(mask.unpack(like=_FLAGS)) for mask in (known, next_mask))
+    for old, new in zip(*pieces, strict=True):
+        if torch.equal(old, new):
+            changes.append(_SAME)
+        elif not new.any():
+            changes.append(_EMPTY)
+        elif new.all():
+            changes.append(_FULL)
+        else:
+            changes.append(_BITS)
+            spelled.append(new.numpy().view(np.uint8))
+    return changes, np.concatenate(spelled)
+
+
+def _next_mask(space: ParameterSpace, known: PackedMask, changes: list[int], bits: np.ndarray) -> PackedMask:
+    """`_changes` read backwards."""
+    flags = known.unpack(like=_FLAGS)
+    spelled = torch.from_numpy(bits)
+    for piece, change in zip(space.split(flags), changes, strict=True):
+        if change == _BITS:
+            own, spelled = spelled[: len(piece)], spelled[len(piece) :]
+            piece.copy_(own)
+        elif change != _SAME:
+            piece.fill_(change == _FULL)
+    return PackedMask.pack(flags)
+
+
+def _table_bytes(tensors: int) -> int:
+    return (2 * tensors + 7) // 8
+
+
+def _pack_pairs(numbers: list[int]) -> bytes:
+    """Numbers of two bits each."""
+    return np.packbits([(number >> 1, number & 1) for number in numbers]).tobytes()
+
+
+def _unpack_pairs(data: bytes, count: int) -> list[int]:
+    pairs = np.unpackbits(np.frombuffer(data, np.uint8), count=2 * count).reshape(count, 2)
+    return [2 * int(high) + int(low) for high, low in pairs]
+
+
+def _to_bytes(values: torch.Tensor) -> bytes:
+    """Bit patterns of floats; NumPy knows no bfloat16, but integers of the same width."""
+    width = values.element_size()
+    return values.view(_integer(width)).numpy().astype(f"<i{width}", copy=False).tobytes()
+
+
+def _from_bytes(data: bytes, dtype: torch.dtype) -> torch.Tensor:
+    width = dtype.itemsize
+    patterns = np.frombuffer(data, f"<i{width}").astype(f"i{width}")
+    return torch.from_numpy(patterns).view(dtype).float()
+
+
+def _integer(width: int) -> torch.dtype:
+    return torch.int32 if width == 4 else torch.int16
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_CHECKSUM_BYTES).digest()
+
+
+def _context(space: ParameterSpace, known: PackedMask, mask: PackedMask) -> bytes:
+    """A digest of what a message says nothing of, but cannot be read without."""
+    network = repr((space.names, space.shapes, space.statistics)).encode()
+    return _digest(network + known.bits.numpy().tobytes() + mask.bits.numpy().tobytes())

@@ -1,0 +1,1 @@
+"""From the composed config to a checked plan."""

@@ -1,0 +1,64 @@
+"""Settings that ask for what a run's method cannot do: what is done is recorded, and the user is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedspa.core.settings import Config
+
+LAYER_SPARSITY = {"name": "erk", "mask_scope": "all"}
+"""That of conf/config.yaml: nobody asked for it."""
+
+
+def leave_out(settings: Config, parts: dict[str, Any], resolved: dict[str, Any]) -> tuple[str, ...]:
+    """Record what is not done as 0 in `resolved`, so that it makes no other experiment.
+
+    Returns a sentence on each that a user has asked for.
+
+    `parts`: the built components by group. Defaults that have no meaning to a method are left out without a word.
+    """
+    method, told = parts["method"], []
+    name = resolved["method"]["name"]
+    if not method.uses_sparsity:
+        if settings.sparsity not in (0, Config.sparsity):
+            told.append(f"sparsity={settings.sparsity:g} is not used: method={name} trains dense")
+        settings.sparsity = resolved["sparsity"] = 0.0
+    shape = resolved["layer_sparsity"]
+    if any(shape.get(key) != value for key, value in LAYER_SPARSITY.items()):
+        words = f"layer_sparsity={shape['name']} (mask_scope={shape.get('mask_scope')})"
+        if not method.uses_mask:
+            told.append(f"{words} is not used: method={name} has no mask searcher")
+        elif parts["mask"] is not None and not parts["mask"].keeps_counts:
+            searcher = resolved["mask"]["name"]
+            told.append(
+                f"{words} only sets how many weights are active in all: mask={searcher} shares them out itself"
+            )
+    if settings.finetune.epochs and "global" not in method.kinds:
+        told.append(
+            f"finetune.epochs={settings.finetune.epochs} is not done: method={name} has no global model to fine-tune"
+        )
+        resolved["finetune"]["epochs"] = 0
+    if not method.sends:
+        told += [f"{words} has no effect: method={name} sends nothing" for words in _of_messages(settings)]
+    if settings.save.upload_weights and not _sends_files(parts["loggers"]):
+        told.append(
+            "save.upload_weights=true sends nothing: there is no MLflow among the loggers (logger=mlflow)"
+        )
+    return tuple(told)
+
+
+def _of_messages(settings: Config) -> list[str]:
+    """What is set of that which only concerns messages, as a user writes it."""
+    faults = settings.faults
+    values = {
+        "federation.wire": settings.federation.wire,
+        "faults.loss": faults.loss or None,
+        "faults.corruption": faults.corruption or None,
+        "faults.deadline": faults.deadline,
+        "faults.norm_bound": faults.norm_bound,
+    }
+    return [f"{key}={value}" for key, value in values.items() if value is not None]
+
+
+def _sends_files(loggers: dict[str, Any]) -> bool:
+    return any(getattr(logger, "takes_files", False) for logger in loggers.values())

@@ -1,0 +1,209 @@
+"""What OmegaConf and Hydra find wrong with a config, as one sentence about the setting that the user wrote."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, get_args, get_origin
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+from omegaconf.base import Container, Node
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    ConfigTypeError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+    UnsupportedInterpolationType,
+    ValidationError,
+)
+
+from fedspa.core.errors import UserError, nearest, written
+from fedspa.core.paths import config_dir
+
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+UNRESOLVED = {
+    r"Interpolation key '(.*)' not found": "there is no setting {0}",
+    r"Unsupported interpolation type (.*)": "there is no resolver {0}",
+    r"Recursive interpolation detected": "it refers to itself",
+    r"TypeError raised while resolving interpolation: .*": "the arguments do not fit",
+    r"\w+ raised while resolving interpolation: (.*)": "{0}",
+}
+"""What OmegaConf says of a value that refers to others, and why it cannot be resolved."""
+REFUSALS = {
+    r"Could not append to config\. An item is already at '(.*?)'.*": "{0} has a value already: write {0}=<value>, "
+    "without the +.",
+    r"Multiple values for (\S+)\. .*": "{0} is chosen already: write {0}=<name>, without the +.",
+    r"force-add of config groups is not supported: '\++(.*?)=.*'": "{0} is chosen already: write {0}=<name>, without "
+    "the ++.",
+    r"Could not delete from config\. '(.*)' does not exist\.": "~{0} leaves nothing out: there is no setting {0}.",
+    r"Could not delete from config\. The value of '(.*)' is (.*) and not (.*)\.": "~{0}={2} leaves nothing out: it is "
+    "{1}.",
+    r"Could not delete '(.*)'\. No match in the defaults list": "~{0} leaves nothing out: it is not chosen.",
+    r"Override (\S+) looks like a config group override, but config group '(.*)' does not exist\.": "{1} is not a "
+    "setting: what is chosen from a folder of conf/ is written as <folder>=<name>.",
+    r"Could not override '(.*?)@.*?'\. .*": "{0}@ has no meaning here: write {0}=<name>.",
+}
+"""What Hydra says of an override that it refuses, and the sentence on it."""
+
+
+def refused_override(text: str, words: Iterable[str]) -> str | None:
+    """The sentence on an override that Hydra refuses; None for what it says of anything else.
+
+    Args:
+        text: what Hydra says, on one line.
+        words: the command line.
+    """
+    for pattern, sentence in REFUSALS.items():
+        if found := re.fullmatch(pattern, text):
+            return sentence.format(*found.groups())
+    if not text.startswith("Config group override must be a string or a list"):
+        return None
+    parser = OverridesParser.create()
+    for word in words:
+        key = word.partition("=")[0].lstrip("+")
+        if "=" not in word or key != "sweep" and not (config_dir() / key).is_dir():
+            continue
+        if not key:
+            return f"{word} names no setting: a setting is written as key=value."
+        value = parser.parse_override(word).value()
+        if not isinstance(value, str | list):
+            options = [file.stem for file in (config_dir() / key).glob("*.yaml")]
+            return (
+                f"{word} is not known: {nearest(written(value), options)}."
+                if options
+                else f"{word} names no file."
+            )
+    return None
+
+
+def explain(
+    error: OmegaConfBaseException, group: str = "", config: Mapping[str, Any] | None = None
+) -> UserError:
+    """What OmegaConf found wrong, with the setting's dotted name.
+
+    Args:
+        error: of composing a config, or of giving its values their types.
+        group: the part of the config that OmegaConf looked at; "" for the whole.
+        config: the whole config, where OmegaConf looked at a part.
+    """
+    where = ".".join(part for part in (group, error.full_key) if part)
+    if isinstance(error, ConfigKeyError | ConfigAttributeError):
+        return _unknown(error, where, group, config)
+    what = str(error).splitlines()[0].rstrip(".")
+    if isinstance(error, InterpolationResolutionError | UnsupportedInterpolationType):
+        for pattern, reason in UNRESOLVED.items():
+            if found := re.fullmatch(pattern, what):
+                what = reason.format(*found.groups())
+                break
+        return UserError(f"{where}={error.child_node._value()} cannot be resolved: {what}.")
+    if isinstance(error, ConfigTypeError) and "does not support deletion" in what:
+        return left_out(where)
+    if what.startswith("Cannot merge"):  # a list into a section, or the other way round
+        return UserError(
+            f"{where} has another form: a section is set key by key, a list is written as [a,b]."
+        )
+    if isinstance(error, ValidationError) and (typed := _wanted(error, where)):
+        return typed
+    return UserError(f"{where}: {what}." if where else f"{what}.")
+
+
+def left_out(where: str) -> UserError:
+    """The sentence on a setting that was deleted from the config."""
+    return UserError(f"{where} cannot be left out: remove ~{where}.")
+
+
+def _wanted(error: ValidationError, where: str) -> UserError | None:
+    """The sentence on a value of the wrong type; None where OmegaConf does not say which is the right one."""
+    value = error.value
+    if section := re.match(r"Merge error: \w+ is not a subclass of (\w+)\. value: (.*)", str(error)):
+        # It names neither the key nor the value apart from its text.
+        named = [
+            key for key in error.parent_node or () if _type(error.parent_node, key).__name__ == section[1]
+        ]
+        if len(named) != 1:
+            return None
+        where, value, kind = f"{where}.{named[0]}", section[2], _type(error.parent_node, named[0])
+    elif error.child_node is not None:
+        kind = error.child_node._metadata.ref_type
+    else:  # an item of a list or dict, or a whole section
+        kind = error.ref_type if error.key is None else get_args(error.ref_type)[-1]
+    if isinstance(value, Node):
+        value = OmegaConf.to_container(value) if isinstance(value, Container) else value._value()
+    if value == {} and kind in KINDS:  # what Hydra makes of <where>.<key>=<value>
+        return UserError(f"{where} is {KINDS[kind]}, and holds no settings: write {where}=<value>.")
+    told = f"{where}={written(value)}"
+    if is_dataclass(kind):
+        return UserError(
+            f"{told} is no section: set what is in it, as in {where}.{fields(kind)[0].name}=<value>."
+        )
+    if get_origin(kind) is dict:
+        return UserError(f"{told} is no section: set what is in it, as in {where}.<name>=<value>.")
+    if get_origin(kind) is list:
+        return UserError(f"{told} is not a list, which is written as [a,b].")
+    return UserError(f"{told} is not {KINDS[kind]}.") if kind in KINDS else None
+
+
+def _type(node: Any, key: Any) -> Any:
+    return node._get_node(key)._metadata.ref_type
+
+
+def _unknown(
+    error: OmegaConfBaseException, where: str, group: str, config: Mapping[str, Any] | None
+) -> UserError:
+    """The sentence on a setting that is not there: where one of that name is, or which are there."""
+    key, parent = str(error.key), error.parent_node
+    groups = {folder.name for folder in config_dir().iterdir() if folder.is_dir()} - {"hydra"}
+    if where in groups:
+        return UserError(f"{where} holds no settings: it chooses from conf/{where}, as in {where}=<name>.")
+    valid = {str(name) for name in parent or ()} - {"_target_", "hydra", key}
+    if config is None and isinstance(parent, Container):
+        config = OmegaConf.to_container(parent._get_root())  # type: ignore[assignment]
+    places = (
+        {} if where.startswith("hydra") else {place: place.rpartition(".")[2] for place in _names(config)}
+    )
+    same = sorted(place for place, name in places.items() if name == key and place != where)
+    if same:
+        return UserError(f"{where} is not a setting: did you mean {_either(same)}?")
+    if error.full_key == error.key and not group:  # groups can be chosen, though not all are keys
+        valid |= {"sweep", *groups}
+        if not get_close_matches(key.lower(), valid, cutoff=0.7):
+            alike = get_close_matches(key.lower(), set(places.values()), n=1, cutoff=0.7)
+            if same := sorted(place for place, name in places.items() if name in alike):
+                return UserError(f"{where} is not a setting: did you mean {_either(same)}?")
+    return UserError(f"{where} is not a setting: {nearest(key, valid)}.")
+
+
+def _either(names: list[str]) -> str:
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _names(config: Mapping[str, Any] | None, prefix: str = "") -> Iterator[str]:
+    """The dotted names of all settings, those included that no file mentions."""
+    node = dict(config or {})
+    if target := node.pop("_target_", None):
+        node = dict.fromkeys(_options(str(target))) | node
+    for key, value in node.items():
+        if not prefix and key == "hydra" or prefix and key == "name":
+            continue
+        if isinstance(value, Mapping):
+            yield from _names(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _options(target: str) -> list[str]:
+    """The options of a component of ours; none of a class that only others know."""
+    module, _, name = target.rpartition(".")
+    if not module.startswith("fedspa."):
+        return []
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError):
+        return []
+    return [field.name for field in fields(found)] if is_dataclass(found) else []

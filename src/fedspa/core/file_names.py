@@ -1,0 +1,33 @@
+"""Names of files and folders that any file system takes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from urllib.parse import quote
+
+LONGEST_NAME = 200
+"""Bytes; file systems allow 255, of which a date, a number or an ending take some."""
+SIGNS = "=,+~@[]-_. "
+"""Signs beside letters and digits that stand in names as they are."""
+
+
+def file_name(parts: Iterable[str]) -> str:
+    """The parts as one name that any file system takes, different for different parts.
+
+    A sign that some file system refuses is written as in an address (%3A for a colon). A longer name than
+    `LONGEST_NAME` is cut, and ends with a hash of the whole.
+    """
+    name = "".join(map(_spelt, ",".join(parts)))
+    if name.endswith((".", " ")):
+        name = f"{name[:-1]}%{ord(name[-1]):02X}"
+    encoded = name.encode()
+    if len(encoded) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(encoded).hexdigest()[:8]
+    return f"{encoded[:LONGEST_NAME].decode(errors='ignore')}-{digest}"
+
+
+def _spelt(sign: str) -> str:
+    kept = sign.isalnum() or sign in SIGNS if sign.isascii() else sign.isprintable()
+    return sign if kept else quote(sign, safe="", errors="surrogatepass")

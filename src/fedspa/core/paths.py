@@ -1,0 +1,23 @@
+"""Where the project lies, whatever the current directory is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SET_ASIDE = "set_aside"
+"""In a sweep's folder, beside those of its jobs: where what was in a job's way is moved."""
+
+
+def project_root() -> Path:
+    """The clone that this file belongs to (it has conf/ and pyproject.toml), else the current directory."""
+    for folder in Path(__file__).resolve().parents:
+        if (folder / "conf").is_dir() and (folder / "pyproject.toml").is_file():
+            return folder
+    return Path.cwd()
+
+
+def config_dir() -> Path:
+    """The folder of YAML files: conf/ of the clone, or the copy inside the installed package."""
+    package = Path(__file__).resolve().parents[1]
+    clone = package.parents[1] / "conf"
+    return clone if clone.is_dir() else package / "conf"

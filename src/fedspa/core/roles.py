@@ -1,0 +1,113 @@
+"""The role of every setting: whether it decides the trained weights, only tests them, or neither.
+
+One table for all that depends on it: the config's hash, what a run may go on as (`resume`), the names of a sweep's
+jobs and what it skips, and which runs a report averages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+
+class Role(Enum):
+    """What a setting does to a run."""
+
+    TRAINS = "decides the trained weights"
+    TESTS = "repeats the run, or decides how its weights are tested and its costs counted"
+    KEEPS = "changes no result, but what else the run leaves"
+    NEITHER = "changes nothing that the run leaves, beyond rounding"
+
+
+ROLES = {
+    **dict.fromkeys(
+        (
+            *("sparsity", "personal_layers"),
+            *("federation.clients", "federation.clients_per_round", "federation.rounds", "federation.wire"),
+            *("training.epochs", "training.batch_size", "training.lr", "training.lr_decay"),
+            *("training.optimizer", "training.optimizer_options"),
+            *("training.momentum", "training.weight_decay", "training.drop_last"),
+            *("training.clip_norm", "training.clip_scope", "training.proximal"),
+            *("faults.dropout", "faults.straggler_spread", "faults.deadline", "faults.loss"),
+            *("faults.corruption", "faults.norm_bound", "faults.norm_action"),
+            *("faults.policy", "faults.max_skipped"),
+            *(
+                "dataset",
+                "partition",
+                "model",
+                "layer_sparsity",
+                "mask",
+                "server_optimizer",
+                "method",
+                "experiment",
+            ),
+            "hardware.precision",
+        ),
+        Role.TRAINS,
+    ),
+    **dict.fromkeys(
+        (
+            "seed",
+            *("eval.every", "eval.clients", "eval.batch_size", "eval.final_rounds", "eval.weighting"),
+            "finetune.epochs",
+            "costs.convention",
+            *("metrics", "metric"),
+            *("dataset.test_rows", "dataset.client_test_images", "dataset.client_test_rounding"),
+        ),
+        Role.TESTS,
+    ),
+    **dict.fromkeys(
+        (
+            "eval.targets",
+            *("save.local", "save.personal", "save.upload_weights", "save.client_files"),
+            "theory.every",
+        ),
+        Role.KEEPS,
+    ),
+    **dict.fromkeys(
+        (
+            *("name", "dry_run", "resume", "trusted_packages", "sweep"),
+            *("checkpoint.every", "checkpoint.keep"),
+            *("loggers", "logger"),
+            *("dataset.path", "dataset.system_path", "dataset.least_test_share", "partition.path"),
+            *("hardware", "hardware.name", "hardware.accelerator", "hardware.deterministic"),
+            *("hardware.threads", "hardware.cores", "hardware.workers", "hardware.state_memory_gb"),
+            "engine",
+        ),
+        Role.NEITHER,
+    ),
+}
+"""By dotted name. The name of a group of components speaks for all their options that are not named themselves, for
+the choice of one, and for those of plug-ins."""
+
+SINGLE = "single"
+"""The name of a job that varies nothing."""
+
+
+def role_of(key: str) -> Role:
+    """The role of a setting by its dotted name, or of a group by the word that chooses in it (metric, logger).
+
+    A name that the table lacks, as another version of fedspa may have written it, is taken to decide the weights.
+    """
+    while key:
+        if key in ROLES:
+            return ROLES[key]
+        key = key.rpartition(".")[0]
+    return Role.TRAINS
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A config's values by dotted name; an empty section has none."""
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            values |= flat(value, f"{prefix}{key}.")
+        else:
+            values[f"{prefix}{key}"] = value
+    return values
+
+
+def settings_that(config: Mapping[str, Any], *roles: Role) -> dict[str, Any]:
+    """Those values of a config, by dotted name, whose settings have one of these roles."""
+    return {key: value for key, value in flat(config).items() if role_of(key) in roles}

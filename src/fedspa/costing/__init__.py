@@ -1,1 +1,0 @@
-"""What training costs in FLOPs, bytes and time, in closed form and before it runs."""

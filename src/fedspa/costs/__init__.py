@@ -1,0 +1,1 @@
+"""What training costs: FLOPs and bytes, in exact integers."""

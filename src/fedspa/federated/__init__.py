@@ -1,0 +1,1 @@
+"""The federated loop and everything that happens in a round."""

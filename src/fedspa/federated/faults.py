@@ -1,0 +1,91 @@
+"""Faults of a federation, and which of them are simulated where: drawn from the run's seed.
+
+A simulated fault is a function of (seed, round, client), and lateness also of who else takes part: neither the
+order of the visits nor the number of workers can change it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from fedspa.core.randomness import numpy_generator
+from fedspa.core.settings import FaultSettings
+
+MOST_FLIPPED = 16
+"""Bits that flip in a damaged message, at most."""
+
+
+class Fault(StrEnum):
+    """Why a visit leaves nothing, or not what it should. The first four are simulated, in the order in which they
+    would happen: where two of them are drawn, only the first does."""
+
+    DROPOUT = "dropout"
+    """The client never answers."""
+    LATE = "late"
+    """Its update comes after the deadline."""
+    LOST = "lost"
+    """Its update never arrives."""
+    CORRUPT = "corrupt"
+    """Bits of its update flipped on the way, so that its checksum is wrong."""
+    DIVERGED = "diverged"
+    """Its loss, weights, gradient or update are not finite."""
+    NORM_BOUND = "norm_bound"
+    """Its update is longer than `faults.norm_bound`."""
+
+
+@dataclass(frozen=True)
+class FaultModel:
+    """Draws the simulated faults of a run."""
+
+    settings: FaultSettings
+    seed: int
+    samples: Callable[[int], int]
+    """How many samples a visit to a client trains on, up to a common factor."""
+
+    def draw(self, round: int, participants: Sequence[int]) -> dict[int, Fault]:
+        """What happens to which of the participants of a round (counted from 0)."""
+        settings = self.settings
+        faults = {
+            client: Fault.DROPOUT
+            for client in participants
+            if self._happens(Fault.DROPOUT, settings.dropout, round, client)
+        }
+        answering = [client for client in participants if client not in faults]
+        late = self._late(round, answering)
+        for client in answering:
+            if client in late:
+                faults[client] = Fault.LATE
+            elif self._happens(Fault.LOST, settings.loss, round, client):
+                faults[client] = Fault.LOST
+            elif self._happens(Fault.CORRUPT, settings.corruption, round, client):
+                faults[client] = Fault.CORRUPT
+        return faults
+
+    def duration(self, round: int, client: int) -> float:
+        """How long a visit takes, in no particular unit."""
+        normal = numpy_generator(self.seed, "faults/duration", round, client).standard_normal()
+        return self.samples(client) * math.exp(self.settings.straggler_spread * normal)
+
+    def _late(self, round: int, clients: Sequence[int]) -> set[int]:
+        if self.settings.deadline is None or not clients:
+            return set()
+        durations = {client: self.duration(round, client) for client in clients}
+        deadline = self.settings.deadline * sum(durations.values()) / len(durations)
+        return {client for client, duration in durations.items() if duration > deadline}
+
+    def _happens(self, fault: Fault, chance: float, round: int, client: int) -> bool:
+        return chance > 0 and numpy_generator(self.seed, f"faults/{fault}", round, client).random() < chance
+
+
+def damage(message: bytes, source: np.random.Generator) -> bytes:
+    """The message with 1 to `MOST_FLIPPED` of its bits flipped."""
+    count = int(source.integers(1, MOST_FLIPPED + 1))
+    flipped = source.choice(8 * len(message), size=count, replace=False)
+    damaged = np.frombuffer(message, np.uint8).copy()
+    np.bitwise_xor.at(damaged, flipped // 8, np.uint8(1) << (flipped % 8).astype(np.uint8))
+    return damaged.tobytes()

@@ -1,0 +1,155 @@
+"""The federated loop (paper, Algorithm 1): sample clients, update them, aggregate, evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fedspa.core.client import Initial
+from fedspa.core.clock import Clock
+from fedspa.core.errors import UserError
+from fedspa.core.records import Costs, RoundRecord
+from fedspa.core.settings import EvalSettings, FederationSettings
+from fedspa.federated.client_runner import ClientRunner
+from fedspa.federated.evaluation import spreads
+from fedspa.federated.events import RoundEvents
+from fedspa.federated.executor import Executor
+from fedspa.federated.faults import FaultModel
+from fedspa.federated.jobs import CompletedUpdate, FailedUpdate, UpdateJob
+from fedspa.federated.model_tests import ModelTests, by_metric
+from fedspa.federated.round_tally import RoundTally
+from fedspa.federated.sampling import sample_clients, sample_tested
+from fedspa.federated.scores import merged
+from fedspa.federated.server import Server
+from fedspa.federated.state import FederationState
+
+OnUpdate = Callable[[UpdateJob, torch.Tensor, CompletedUpdate], None]
+"""Sees a completed update, its job, and the global weights [total] that it started from."""
+
+
+class FederatedLoop:
+    """Runs rounds. A round is a transaction: `state` is that of the last complete round."""
+
+    def __init__(
+        self,
+        runner: ClientRunner,
+        executor: Executor,
+        federation: FederationSettings,
+        evaluation: EvalSettings,
+        initial: Initial,
+        on_update: OnUpdate = lambda job, weights, result: None,
+        state_memory: float = float("inf"),
+    ) -> None:
+        """
+        Args:
+            runner: does a client's part; `executor` shares its jobs out.
+            initial: the start of the federation.
+            on_update: called for every completed update, in client order.
+            state_memory: bytes of clients' states that are kept in memory, the others go to a file.
+        """
+        self._runner, self._executor, self._on_update = runner, executor, on_update
+        self._setup, self._method = runner.setup, runner.method
+        self._federation, self._evaluation = federation, evaluation
+        self._server = Server(self._method, self._setup, federation.clients)
+        tested = sample_tested(self._setup.seed, federation.clients, evaluation.clients)
+        self.tests = ModelTests(runner, executor, tested)
+        self._faults = FaultModel(runner.faults, self._setup.seed, samples=self._samples)
+        self.state = FederationState.start(runner, initial, state_memory)
+
+    def rounds(self) -> Iterator[RoundRecord]:
+        """Run the rounds that are left, one for each item taken."""
+        while self.state.round < self._federation.rounds:
+            clock = Clock()
+            with clock("total"):
+                self.state, record = self._round(clock)
+            yield record
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain values, tensors and masks, for a checkpoint."""
+        return self.state.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave. Raises `Misfit`, and then changes nothing."""
+        metrics = [name for evaluator in self._runner.evaluators for name in evaluator.metrics]
+        self.state = self.state.loaded(state, self._federation.clients, self._federation.rounds, metrics)
+
+    def _round(self, clock: Clock) -> tuple[FederationState, RoundRecord]:
+        """The next round: the state after it, and its record."""
+        state, t = self.state.draft(), self.state.round
+        prepared = self._prepare(state, clock) if t == 0 and self._method.prepares else Costs()
+
+        # 1. Sample the participants (Algorithm 1, line 3).
+        participants = sample_clients(
+            self._setup.seed, t, self._federation.clients, self._federation.clients_per_round
+        )
+        faults = self._faults.draw(t, participants)
+        jobs = [self._server.job(state, client, faults.get(client)) for client in participants]
+
+        # 2. Each of them receives the weights, trains, and sends its update; the server adds it.
+        aggregator = self._server.aggregator()
+        events = RoundEvents(self._runner.faults, self._setup.training, state.events, len(jobs))
+        tally = RoundTally(self._setup, events, clock, prepared)
+        for job, result in zip(jobs, self._executor.run(jobs, state.server), strict=True):
+            tally.add(job, result)
+            if isinstance(result, FailedUpdate):
+                continue
+            self._on_update(job, state.weights, result)
+            with clock("aggregate"):
+                aggregator.add(result.update, self._server.weight(job.client))
+            state.remember(job.client, result.update)
+
+        # 3. The server moves its weights.
+        with clock("aggregate"):
+            state.server = self._server.update(state.server, aggregator, round=t + 1)
+        state.round = t + 1
+
+        # 4. Evaluate: local models are tested where they were trained, the others here.
+        state.scores = merged(state.scores, {"local": by_metric(tally.local_scores)})
+        tested = state.round % self._evaluation.every == 0 or state.round == self._federation.rounds
+        if tested:
+            with clock("evaluate"):
+                state.scores = self.tests.scores(state)
+
+        # 5. Record.
+        state.costs += tally.costs
+        state.dense_costs += tally.dense_costs
+        state.events = events.totals
+        return state, RoundRecord(
+            round=state.round,
+            participants=tuple(participants),
+            learning_rate=self._setup.training.lr_at(t),
+            loss=tally.loss,
+            samples=tally.samples,
+            costs=tally.costs,
+            total_costs=state.costs,
+            dense_costs=state.dense_costs,
+            scores=spreads(self._runner.evaluators, state.scores, self._evaluation.weighting)
+            if tested
+            else {},
+            extras=self._method.describe(t),
+            seconds=clock.seconds,
+            events=tuple(events.events),
+            total_events=events.totals,
+        )
+
+    def _prepare(self, state: FederationState, clock: Clock) -> Costs:
+        """The step before round 1: all clients send something, the server takes it. Returns what that costs."""
+        aggregator, costs = self._server.aggregator(), Costs()
+        jobs = [
+            UpdateJob(0, client, first=True, state=state.held(client), prepares=True)
+            for client in range(self._federation.clients)
+        ]
+        for job, result in zip(jobs, self._executor.run(jobs, state.server), strict=True):
+            if isinstance(result, FailedUpdate):
+                raise UserError(f"{result.detail} Nobody may be missing before round 1.")
+            clock.add(result.seconds)
+            costs += result.costs
+            aggregator.add(result.update, self._server.weight(job.client))
+        state.server = self._server.prepare(state.server, aggregator)
+        return costs
+
+    def _samples(self, client: int) -> int:
+        """The samples that an update of a client trains on."""
+        return self._setup.training.samples(len(self._setup.client_rows[client]))

@@ -1,0 +1,103 @@
+"""The messages between the server and one client: what arrives, what they cost, and what happens to them on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedspa.communication.link import Link
+from fedspa.communication.wire import WireError
+from fedspa.core.client import ClientUpdate
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.randomness import numpy_generator
+from fedspa.core.records import Costs
+from fedspa.core.server import ServerState
+from fedspa.costs.charges import down_costs, up_costs
+from fedspa.costs.network import NetworkCosts
+from fedspa.federated.client import LocalClient
+from fedspa.federated.faults import Fault, damage
+from fedspa.federated.jobs import UpdateFailed
+
+_BYTES = torch.empty(0, dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Takes the server's state down to a client, and its update up to the server."""
+
+    network: NetworkCosts
+    seed: int
+    link: Link | None = None
+    """Takes all messages through the wire format; None hands them over as they are."""
+
+    def down(self, client: LocalClient, server: ServerState) -> tuple[ServerState, Costs]:
+        """The server's state as the client receives it, under the mask that both sides know, and what that costs."""
+        mask = client.state.mask
+        active = None if mask is None else client.count(client.mask)
+        costs = down_costs(self.network, active, client.first, _values(server.tensors))
+        if self.link is None:
+            return server, costs
+        received, encoded = self.link.down(
+            server, mask, round=client.round, client=client.id, first=client.first
+        )
+        return received, replace(costs, encoded_bytes=encoded)
+
+    def up(
+        self,
+        client: LocalClient,
+        update: ClientUpdate,
+        known: PackedMask | None,
+        fault: Fault | None,
+        costs: Costs,
+    ) -> tuple[ClientUpdate, Costs]:
+        """The update as the server reads it, and `costs` with those of the message.
+
+        Args:
+            known: the mask that both sides knew before; None where the model is dense.
+            fault: a simulated fault that the message meets.
+            costs: of the update so far.
+
+        Raises `UpdateFailed` where the message does not arrive, comes too late, or cannot be read.
+        """
+        if update.update is None and not update.tensors:
+            return update, costs
+        costs += self._up_costs(client, update, known)
+        if self.link is not None:
+            encoded = self.link.encode_update(update, known, round=client.round, client=client.id)
+            costs += Costs(encoded_bytes=encoded.length)
+            if fault is Fault.CORRUPT:
+                source = numpy_generator(self.seed, "faults/flips", client.round, client.id)
+                if encoded.data:
+                    encoded = encoded._replace(data=damage(encoded.data, source))
+                else:
+                    encoded = encoded._replace(further=damage(encoded.further, source))
+            try:
+                update = self.link.decode_update(encoded, update)
+            except WireError as error:
+                detail = f"The update of {client.title} was refused: {error}"
+                raise UpdateFailed(Fault.CORRUPT, detail, costs) from error
+        if fault is Fault.LATE:
+            raise UpdateFailed(fault, f"The update of {client.title} came after the deadline.", costs)
+        if fault is Fault.LOST:
+            raise UpdateFailed(fault, f"The update of {client.title} never arrived.", costs)
+        return update, costs
+
+    def _up_costs(self, client: LocalClient, update: ClientUpdate, known: PackedMask | None) -> Costs:
+        """The costs of the update's message: a mask travels where it changed, or where only the client knows it."""
+        assert update.state is not None
+        sent, next_mask = update.mask, update.state.mask
+        next_active = None
+        if next_mask is not None and next_mask is not known:
+            next_active = client.space.count(next_mask.unpack(like=_BYTES))
+        drawn = sent is not None and not client.has_mask(sent) and PackedMask.pack(sent) != next_mask
+        active = None if sent is None else client.count(sent)
+        if update.update is None:
+            active = (0,) * len(client.space.names)
+        return up_costs(self.network, active, next_active, drawn, _values(update.tensors))
+
+
+def _values(tensors: Mapping[str, torch.Tensor]) -> int:
+    """How many numbers they hold."""
+    return sum(tensor.numel() for tensor in tensors.values())

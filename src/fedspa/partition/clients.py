@@ -1,0 +1,130 @@
+"""Which rows each client trains, validates and tests on. A client is lists of row numbers, nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedspa.core.errors import UserError
+from fedspa.core.randomness import numpy_generator
+from fedspa.data.image_set import ImageSet
+from fedspa.data.made import MadeImages
+from fedspa.data.source import ImageData, ImageSource
+from fedspa.partition.base import AnyPartition, label_counts
+from fedspa.partition.blocks import Blocks
+from fedspa.partition.client_tests import test_counts
+
+
+@dataclass(frozen=True)
+class ClientRows:
+    """Sorted int64 rows of each client: `train` and `val` index the train split, `test` the test split."""
+
+    train: Sequence[np.ndarray]
+    val: Sequence[np.ndarray]
+    test: Sequence[np.ndarray]
+    names: tuple[str, ...] = ()
+    """What each client stands for in the data, where the partition knows it."""
+    asked: int | None = None
+    """Test images that each client was to have; None where the partition gives it test images of its own."""
+
+    def held(self, images: ImageSet | MadeImages) -> Sequence[np.ndarray]:
+        """The training rows of each client, its validation rows included."""
+        if isinstance(images, MadeImages):
+            return OnDemand(images.clients, images.rows, images.each)
+        return [np.sort(np.concatenate(parts)) for parts in zip(self.train, self.val, strict=True)]
+
+
+def client_rows(
+    data: ImageData, source: ImageSource, partition: AnyPartition, clients: int, seed: int
+) -> ClientRows:
+    """The rows of every client: a pure function of the data, the settings and the seed.
+
+    Test rows are the partition's own, where it has some. Else they follow the label shares of the client's training
+    rows before its validation rows are taken out, and are drawn for each client on its own, so that two clients may
+    share some.
+    """
+    if isinstance(data.train, MadeImages) or isinstance(data.test, MadeImages):
+        return _made_rows(data, source, partition, seed)
+    assigned = partition.assign(data, clients, seed)
+    held = assigned.train
+    kept = [_hold_out(rows, source.val_fraction, seed, client) for client, rows in enumerate(held)]
+    train_rows, val_rows = [train for train, _ in kept], [val for _, val in kept]
+    if assigned.test is not None:
+        return ClientRows(train_rows, val_rows, assigned.test, assigned.names)
+
+    counts = label_counts(data.train_labels, held, source.classes)
+    test_labels = data.test.labels.numpy()
+    test_by_class = [np.flatnonzero(test_labels == label) for label in range(source.classes)]
+    available = np.array([len(rows) for rows in test_by_class])
+    test_rows = []
+    for client, take in enumerate(test_counts(counts, available, source, data.class_names)):
+        rng = numpy_generator(seed, "client_test", client=client)
+        drawn = [rng.choice(test_by_class[c], take[c], replace=False) for c in np.flatnonzero(take)]
+        test_rows.append(np.sort(np.concatenate(drawn)))
+    return ClientRows(train_rows, val_rows, test_rows, assigned.names, source.client_test_images)
+
+
+class OnDemand(Sequence[np.ndarray]):
+    """A list of as many clients' rows as there may be, each found when it is asked for."""
+
+    def __init__(self, clients: int, rows: Callable[[int], np.ndarray], each: int) -> None:
+        """`rows` gives those of a client; every client has `each` of them."""
+        self._clients, self._rows, self.each = range(clients), rows, each
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __getitem__(self, client: Any) -> Any:
+        return self._rows(self._clients[client])
+
+
+def row_counts(held: Sequence[np.ndarray]) -> np.ndarray:
+    """How many rows each client holds: int64 [clients]."""
+    if isinstance(held, OnDemand):
+        return np.full(len(held), held.each, np.int64)
+    return np.array([len(rows) for rows in held], np.int64)
+
+
+def _made_rows(data: ImageData, source: ImageSource, partition: AnyPartition, seed: int) -> ClientRows:
+    """Rows of clients whose images are made for them: nothing is dealt, and nothing is held in memory."""
+    train, test = data.train, data.test
+    assert isinstance(train, MadeImages) and isinstance(test, MadeImages)
+    if not isinstance(partition, Blocks):
+        raise UserError(
+            f"dataset={source.name} makes each client images of its own, which partition={partition.name} cannot "
+            "deal to others: it must be partition=blocks."
+        )
+
+    val = held_out(train.each, source.val_fraction)
+
+    def kept(part: int, each: int) -> OnDemand:
+        return OnDemand(
+            train.clients,
+            lambda client: _hold_out(train.rows(client), source.val_fraction, seed, client)[part],
+            each,
+        )
+
+    test_rows = OnDemand(test.clients, test.rows, test.each)
+    return ClientRows(kept(0, train.each - val), kept(1, val), test_rows, asked=test.each)
+
+
+def _hold_out(rows: np.ndarray, fraction: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """Training and validation rows; with a fraction above 0 every client has at least one of each."""
+    if fraction == 0:
+        return rows, rows[:0]
+    if len(rows) < 2:
+        raise UserError(
+            f"dataset.val_fraction={fraction} needs 2 training images or more in every client, but client "
+            f"{client} has {len(rows)}: it must be 0, or fewer clients share the data."
+        )
+    count = held_out(len(rows), fraction)
+    shuffled = numpy_generator(seed, "client_val", client=client).permutation(rows)
+    return np.sort(shuffled[count:]), np.sort(shuffled[:count])
+
+
+def held_out(rows: int, fraction: float) -> int:
+    """How many of a client's rows are held out for validation: some and not all, where the fraction is not 0."""
+    return min(max(round(fraction * rows), 1), rows - 1) if fraction else 0

@@ -1,0 +1,1 @@
+"""What a run would cost, and do, before it runs."""

@@ -1,1 +1,0 @@
-"""A round: whom it visits, what a visit does and sends, how the updates are merged, what is tested."""

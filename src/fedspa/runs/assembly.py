@@ -1,0 +1,239 @@
+"""From a checked plan to a federation that is ready to run: data, network, engine, evaluators, workers, loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from fedspa.communication.link import Link
+from fedspa.config.network import build_model
+from fedspa.config.plan import Plan
+from fedspa.core.client import Initial
+from fedspa.core.errors import UserError
+from fedspa.core.launch import ALONE, Launch, usable_cores
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.records import VALIDATION
+from fedspa.core.weights import ParameterSpace
+from fedspa.costs.network import NetworkCosts
+from fedspa.data.batches import Pixels
+from fedspa.data.image_set import Augmentation, ImageSet
+from fedspa.data.made import MadeImages, MadePixels
+from fedspa.data.source import ImageData
+from fedspa.federated.client import ClientSetup
+from fedspa.federated.client_runner import ClientRunner
+from fedspa.federated.evaluation import Evaluator
+from fedspa.federated.executor import Executor, InProcess
+from fedspa.federated.jobs import OPTIONAL, CompletedUpdate, UpdateJob
+from fedspa.federated.local_models import LocalModels
+from fedspa.federated.loop import FederatedLoop
+from fedspa.federated.messages import Messages
+from fedspa.federated.own_layers import OwnLayers
+from fedspa.federated.theory import TheoremCurves
+from fedspa.masks.initial import InitialMasks
+from fedspa.models.image_size import single_image_fault
+from fedspa.models.initialise import seeded
+from fedspa.partition.clients import ClientRows, client_rows, row_counts
+from fedspa.runs.first_mask_check import SEEN, check_flow
+from fedspa.runs.fitting import check_fits
+from fedspa.runs.memory import keep_freed_memory
+from fedspa.runs.rank_group import RankGroup
+from fedspa.runs.ranks import Ranks
+from fedspa.runs.workers import Workers, can_fork
+from fedspa.runs.workload import workload
+from fedspa.training.eager import EagerEngine
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A federation that is ready to run."""
+
+    loop: FederatedLoop
+    runner: ClientRunner
+    executor: Executor
+    group: RankGroup
+    """The processes that run it together."""
+    space: ParameterSpace
+    data: ImageData
+    rows: ClientRows
+    local_models: LocalModels | None
+    """With `save.local`: each visited client's weights after its last visit."""
+    curves: TheoremCurves | None
+    """With `theory.every`: what is remembered for the curves of Theorem 1."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that lives from round to round."""
+        return {name: part.state_dict() for name, part in self._parts()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave in another process."""
+        for name, part in self._parts():
+            part.load_state_dict(state[name])
+
+    def _parts(self) -> Iterator[tuple[str, Any]]:
+        named = {"loop": self.loop, "local_models": self.local_models, "curves": self.curves}
+        return ((name, part) for name, part in named.items() if part)
+
+
+def build(plan: Plan, launch: Launch = ALONE, group: RankGroup | None = None) -> Federation:
+    """Load the data, deal it to the clients, and put network, engine, evaluator and loop together.
+
+    Every rank of a launch does so; what one of them raises, all raise. `group`: the ranks, which have joined.
+    """
+    group = group or RankGroup()
+    with group.synchronised(interruptible=True), group.droppable():
+        fabric = plan.hardware.fabric(launch)
+        check_fits(plan.dataset, fabric.device, launch.local_size)  # no rank reads before all have met again
+    kinds = group.gather(fabric.device.type)
+    if len(set(kinds)) > 1:
+        raise UserError(
+            f"hardware.accelerator={plan.hardware.accelerator} finds not the same for all ranks ("
+            f"{', '.join(f'rank {rank}: {kind}' for rank, kind in enumerate(kinds))}): use hardware=gpu or cpu."
+        )
+    with group.synchronised(interruptible=True), group.droppable():
+        return _assemble(plan, fabric, launch, group)
+
+
+def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> Federation:
+    settings, source = plan.settings, plan.dataset
+    shape = (source.channels, source.image_size, source.image_size)
+    network = seeded(
+        lambda: build_model(plan, source.channels, source.image_size, source.classes), settings.seed
+    )
+    network = network.to(plan.hardware.dtype)
+    costs = NetworkCosts.of(network, shape, settings.costs.convention)
+    if settings.theory.every and ParameterSpace.of(network).kept:
+        raise UserError(
+            f"theory.every={settings.theory.every} is about weights that clients share, but with personal_layers "
+            "they keep layers to themselves: set theory.every=0 or personal_layers=none."
+        )
+
+    active = plan.active_counts(ParameterSpace.of(network).shared)
+    data = source.load()  # after the network, whose mistakes need no data
+    rows = client_rows(data, source, plan.partition, settings.federation.clients, settings.seed)
+    _check_batches(plan, rows, network)
+
+    def pixels(images: ImageSet | MadeImages, augmentation: Augmentation) -> Pixels:
+        kind: Any = MadePixels if isinstance(images, MadeImages) else Pixels
+        return kind(images, source.mean, source.std, augmentation, fabric.device, plan.hardware.dtype)
+
+    train_pixels = pixels(data.train, source.augmentation)
+    eager = EagerEngine(fabric, network, settings.training, train_pixels)
+    most_tested = int(row_counts(rows.test).max())
+    engine = plan.engine.build(eager, workload(plan, row_counts(rows.train), most_tested))
+    space, whole = engine.space.shared, engine.weights
+    own_layers = OwnLayers(whole[space.total :].clone(), plan.method.trains_personal)
+    full_mask = PackedMask.pack(torch.ones(space.total))
+    initial_mask: Callable[[int], PackedMask] = lambda client: full_mask  # noqa: E731
+    if active and not plan.mask.searches_first:
+        initial_mask = InitialMasks(space, active, shared=plan.mask.initial == "same", seed=settings.seed)
+        check_flow(plan, eager, initial_mask(0), torch.from_numpy(rows.train[0][:SEEN]))
+    initial = Initial(whole[: space.total].clone(), initial_mask, full_mask)
+
+    def evaluator(examples: Pixels, client_rows: Sequence[np.ndarray], prefix: str = "") -> Evaluator:
+        metrics = {prefix + name: metric for name, metric in plan.metrics.items()}
+        return Evaluator(examples, client_rows, metrics, source.classes, settings.eval.batch_size)
+
+    evaluators = [evaluator(pixels(data.test, Augmentation()), rows.test)]
+    if source.val_fraction:
+        evaluators.append(evaluator(train_pixels, rows.val, VALIDATION))
+
+    layout = (settings.federation.clients, len(whole), plan.hardware.dtype)
+    local_models = LocalModels(*layout) if settings.save.local else None
+    curves = None
+    if settings.theory.every:
+        # A personal model is where its client's training starts.
+        curves = TheoremCurves(settings.theory.every, *layout, plan.method.personal)
+
+    def on_update(job: UpdateJob, weights: torch.Tensor, result: CompletedUpdate) -> None:
+        for keeper in (local_models, curves):
+            if keeper:
+                keeper.remember(job, weights, result)
+
+    mask = plan.method.normaliser == "holders" or bool(curves and plan.mask.searches_first)
+    wanted = {"mask": mask, "local": bool(local_models or curves)}
+    link = Link(space, settings.federation.wire, settings.seed) if settings.federation.wire else None
+    setup = ClientSetup(
+        seed=settings.seed,
+        training=settings.training,
+        engine=engine,
+        network=costs,
+        client_rows=rows.train,
+        target_counts=active or (),
+        own_layers=own_layers,
+    )
+    runner = ClientRunner(
+        setup=setup,
+        method=plan.method,
+        evaluators=evaluators,
+        messages=Messages(costs, settings.seed, link),
+        faults=settings.faults,
+        wanted=[name for name in OPTIONAL if wanted[name]],
+    )
+    executor = _executor(plan, runner, initial, launch)
+    if group.size > 1:
+        executor = Ranks(executor, group, runner.work, fabric.device)
+    memory = plan.hardware.state_memory_gb * 1e9
+    loop = FederatedLoop(runner, executor, settings.federation, settings.eval, initial, on_update, memory)
+    return Federation(loop, runner, executor, group, space, data, rows, local_models, curves)
+
+
+def _executor(plan: Plan, runner: ClientRunner, initial: Initial, launch: Launch) -> Executor:
+    """Worker processes where they can help: on the CPU, more cores than one, more clients a round than one."""
+    workers, engine = plan.hardware.workers, runner.setup.engine
+    on_cpu = engine.device.type == "cpu"
+    if workers is None:
+        workers = plan.hardware.cores or launch.share_of(usable_cores())
+        if not (on_cpu and engine.forks and can_fork()):
+            workers = 1
+    elif workers > 1 and not (on_cpu and can_fork()):
+        raise UserError(
+            f"hardware.workers={workers} needs Linux, hardware.accelerator=cpu and hardware.threads=1: "
+            "workers are forks of a process that computes on one thread; use hardware.workers=1 here."
+        )
+    if workers > 1 and not engine.forks:
+        raise UserError(
+            f"hardware.workers={workers} shares the clients out, engine={engine.name} keeps them in one "
+            "process: use hardware.workers=1 or engine=eager."
+        )
+    workers = min(workers, plan.settings.federation.clients_per_round)  # more would never have work
+    if workers == 1:
+        if on_cpu:
+            keep_freed_memory()
+        return InProcess(runner)
+    return Workers(runner, workers, runner.method.server_init(initial))
+
+
+def _check_batches(plan: Plan, rows: ClientRows, network: nn.Module) -> None:
+    """Raise `UserError` where a client would have no batch, or one that the network cannot train on."""
+    training, source = plan.settings.training, plan.dataset
+    sizes, batch = row_counts(rows.train), training.batch_size
+    if training.drop_last and sizes.min() < batch:
+        raise UserError(
+            f"training.drop_last=true leaves client {sizes.argmin()} with its {sizes.min()} training "
+            f"images no batch of training.batch_size={batch}: use drop_last=false or a smaller batch."
+        )
+    smallest = np.full_like(sizes, batch) if training.drop_last else (sizes - 1) % batch + 1
+    alone = np.flatnonzero(smallest == 1)
+    if not len(alone) or not (fault := single_image_fault(network, source.channels, source.image_size)):
+        return
+    client = alone[
+        sizes[alone].argmin()
+    ]  # of those with one image, if any: dropping batches does not help them
+    if batch == 1:
+        remedies = ["a larger training.batch_size"]
+    elif sizes[client] == 1:
+        remedies = ["clients of more images"]
+    else:
+        remedies = ["training.drop_last=true"]
+    if ParameterSpace.of(network).statistics:
+        remedies.append("model.batchnorm=groupnorm")
+    raise UserError(
+        f"model={plan.names['model']} cannot train on one image ({fault}), but of the {sizes[client]} training "
+        f"images of client {client} training.batch_size={batch} leaves a batch of one: use {' or '.join(remedies)}."
+    )

@@ -1,0 +1,1 @@
+"""Server optimizers: how the server moves its weights by the mean update of a round."""

@@ -1,0 +1,50 @@
+"""A server optimizer takes the mean update of a round as a gradient (Reddi et al., 2021, Algorithm 1)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedspa.core.errors import check_range
+from fedspa.core.server import Aggregate, ServerState
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(kw_only=True)
+class ServerOptimizer(ABC):
+    """Moves the parameters. Running statistics, which lie behind them, take the plain mean."""
+
+    name: str
+    lr: float = 1.0
+    """The server's learning rate."""
+
+    def __post_init__(self) -> None:
+        check_range("server_optimizer.lr", self.lr, low=0, low_open=True)
+
+    def moments(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The optimizer's tensors before round 1, by name, for weights [total]. They stay at the server."""
+        return {}
+
+    @abstractmethod
+    def direction(
+        self, update: torch.Tensor, moments: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """What lr is multiplied with and the weights are lowered by, [total], and the next moments.
+
+        `update` [total]: the mean of start - end over the participants (paper, Eq. 4).
+        """
+
+    def step(self, server: ServerState, aggregate: Aggregate) -> ServerState:
+        """The server after a round; as before where no weights were sent."""
+        if aggregate.update is None:
+            return server
+        direction, moments = self.direction(aggregate.update, server.kept)
+        trained = aggregate.trained
+        weights = server.weights - (direction if self.lr == 1 else self.lr * direction)
+        if trained < len(weights):
+            weights[trained:] = server.weights[trained:] - aggregate.update[trained:]
+        return ServerState(weights, server.tensors, {**server.kept, **moments})

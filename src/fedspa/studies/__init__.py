@@ -1,0 +1,1 @@
+"""Sweeps: which runs a study has, and where they run."""

@@ -1,0 +1,1 @@
+"""Local training: the module, its step, and the engines that compute it."""
