@@ -38,7 +38,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 # {"old.key": "new.key"} or {"old.key=value": "new.key=value another.key=value"}
-RENAMED_SETTINGS: dict[str, str] = {}
+RENAMED_SETTINGS: dict[str, str] = {"model.batchnorm=local": "model.batchnorm=null personal_layers=norm"}
 # {"old.csv": "new.csv"}; the tables below use the old names of files.
 RENAMED_FILES: dict[str, str] = {}
 # {"rounds.csv": {r"(\w+)_accuracy_(\w+)": r"accuracy/\1/\2"}}, one pattern after the other.
