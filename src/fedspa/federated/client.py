@@ -165,6 +165,8 @@ class LocalClient:
         """Train from `weights`; see `Client.train`."""
         anchor = proximal.anchor if proximal else None
         self._check(train_weights=weights, train_mask=mask, train_anchor=anchor, train_correction=correction)
+        if isinstance(trainable, torch.Tensor):
+            self._check(train_trainable=trainable)
         task = LocalTask(
             weights=weights,
             rows=self.rows,

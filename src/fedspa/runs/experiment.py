@@ -210,7 +210,7 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
         partition_rows=held,
         kinds=plan.method.kinds,
         metrics=tuple(prefix + name for prefix in prefixes for name in plan.metrics),
-        extras=tuple(plan.mask.describe(0)) if plan.mask else (),
+        extras=tuple(plan.method.describe(0)),
         engine=federation.runner.setup.engine.name,
         engine_instead_of=federation.runner.setup.engine.instead_of,
         compile_seconds=federation.runner.setup.engine.compile_seconds,
