@@ -7,13 +7,18 @@ READY := $(VENV)/.ready
 PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=worksteal
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/'
 
 demo: $(READY) ## train FedSpa on images of digits, in under two minutes on two cores
 	$(RUN) src/train.py mask=dst sparsity=0.5
 
-test: $(READY) ## run the tests, on every core
-	$(RUN) -m pytest $(PARALLEL)
+test: $(READY) ## run the tests of numbers, methods, config, runs and resuming, in under five minutes on two cores
+	$(RUN) -m pytest $(PARALLEL) -m "not thorough and not slow"
+
+test-rest: $(READY) ## run the tests that `make test` leaves out, but for the slow ones
+	$(RUN) -m pytest $(PARALLEL) -m "thorough and not slow"
+
+test-all: test test-rest ## run all tests but the slow ones
 
 slow: $(READY) ## run the tests that are too slow for every change, in about ten minutes
 	$(RUN) -m pytest -m slow
@@ -41,4 +46,4 @@ $(READY): pyproject.toml constraints.txt
 	$(RUN) -m pip install --quiet --constraint constraints.txt --no-deps timm  # without torchvision, which it does not need here
 	touch $(READY)
 
-.PHONY: help demo test slow coverage check docs bench
+.PHONY: help demo test test-rest test-all slow coverage check docs bench

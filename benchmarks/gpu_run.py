@@ -95,7 +95,7 @@ RUNS = {
 
 CASES = [
     *((model, "auto", 60, []) for model in ("lenet5", "vgg11", "resnet18")),
-    ("lenet5", "compiled", 30, []),
+    *((model, "compiled", 10, ["engine.lanes=1"]) for model in ("lenet5", "vgg11", "resnet18")),
     *((model, "auto", 5, ["eval.every=1"]) for model in ("lenet5", "vgg11", "resnet18")),
     ("lenet5", "eager", 5, []),
     *(("vgg11", "eager", 5, []), ("resnet18", "eager", 5, [])),
@@ -115,7 +115,7 @@ def plan_of(overrides: list[str]) -> Plan:
 def tracked(plan: Plan, federation: assembly.Federation) -> Iterator[Trackers]:
     """Whatever a run logs to, in a folder that goes away."""
     with tempfile.TemporaryDirectory() as folder:
-        trackers = Trackers({"run_folder": RunFolder()})
+        trackers = Trackers([RunFolder()])
         trackers.start(experiment.describe(plan, federation, Path(folder)))
         yield trackers
         trackers.abort("KILLED", "measured")
@@ -155,6 +155,7 @@ def measure(run: Run, engine: str, rounds: int, settings: list[str], tiny: bool)
     return {
         "model": run.model,
         "engine": engine_used.name,
+        "lanes": engine_used.lanes,
         "settings": settings,
         "device": device_name(engine_used),
         "rounds": rounds,
@@ -202,7 +203,8 @@ def whole(tiny: bool, overrides: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         plan = plan_of([*RUNS["vgg11"].overrides(tiny), "logger=none", *rounds, *overrides])
         summary = experiment.run(plan, Path(folder))
-    say({key: summary[key] for key in ("model", "engine", "rounds", "seconds", "samples_per_s", "accuracy")})
+    keys = ("model", "engine", "rounds", "time/total_s", "final/samples_per_s", "final/accuracy/personal")
+    say({key: summary[key] for key in keys})
 
 
 def say(line: dict[str, Any]) -> None:

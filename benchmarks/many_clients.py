@@ -101,7 +101,7 @@ def measure(overrides: list[str]) -> dict[str, Any]:
     return {
         "model": summary["model"],
         "clients": summary["clients"],
-        "took_part": int(summary["accuracy"]["local"]["clients"]),
+        "took_part": int(summary["final/accuracy/local/clients"]),
         "start_s": round(watch.started - begin, 1),
         "round_s": round(median(watch.seconds), 3),
         "rounds_s": [round(seconds, 3) for seconds in watch.seconds],

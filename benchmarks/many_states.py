@@ -27,10 +27,10 @@ from many_clients import LENET, LITTLE, RESNET
 from fedspa.checkpoints.archive import write
 from fedspa.core.client_state import ClientState
 from fedspa.core.packed_mask import PackedMask
+from fedspa.core.tensor_file import save_tensors
 from fedspa.federated.scores import ClientScores
 from fedspa.federated.state import FederationState
-from fedspa.tracking.client_table import LastMasks, client_arrays
-from fedspa.tracking.tensor_file import save_tensors
+from fedspa.tracking.client_table import client_table, last_masks
 
 CASES = {
     "lenet5": (1_000_000, 20_000, 10, LENET, 4.0),
@@ -53,7 +53,7 @@ def fill(state: FederationState, clients: Sequence[int]) -> None:
         bits = torch.from_numpy(random.integers(0, 256, (length + 7) // 8, np.uint8))
         bits[-1] = 0
         state.clients[client] = ClientState(mask=PackedMask(bits, length))
-        state.visits[client] = 1
+        state.updates[client] = 1
     state.scores["local"]["accuracy"] = ClientScores().updated(clients, random.uniform(0, 100, len(clients)))
 
 
@@ -86,15 +86,15 @@ def measure(name: str) -> Row:
         checkpoint.unlink()
 
         def end() -> None:
-            save_tensors(Path(folder) / "masks", LastMasks(loop), "hash")
-            client_arrays(loop, made.rows, {})
+            save_tensors(Path(folder) / "masks", last_masks(loop), "hash")
+            client_table(loop, made.rows, {})
 
         ending = cpu_seconds(end)
     return {
         "model": name,
         "clients": clients,
-        "took_part": len(loop.state.visits),
-        "in_file": loop.state.clients.in_file,
+        "took_part": len(loop.state.updates),
+        "in_file_GB": loop.state.clients.bytes_in_file / 1e9,
         "first_rounds_s": before[0],
         "rounds_s": after[0],
         "copies_ms": 1000 * after[1],

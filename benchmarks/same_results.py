@@ -41,16 +41,74 @@ from torch import nn
 RENAMED_SETTINGS: dict[str, str] = {"model.batchnorm=local": "model.batchnorm=null personal_layers=norm"}
 # {"old.csv": "new.csv"}; the tables below use the old names of files.
 RENAMED_FILES: dict[str, str] = {}
+_KINDS, _STATISTICS = "(global|personal|local|finetuned)", "(std|p10|worst_decile|min|max|clients)"
+_TOTALS = {
+    "traffic_bytes/(down|up|encoded)": r"cost/traffic_\1_bytes",
+    "traffic_bytes/masks": "cost/traffic_mask_bytes",
+    "traffic_bytes/total": "cost/traffic_bytes",
+    "traffic_bytes/dense_total": "cost/traffic_dense_bytes",
+}
 # {"rounds.csv": {r"(\w+)_accuracy_(\w+)": r"accuracy/\1/\2"}}, one pattern after the other.
-RENAMED_COLUMNS: dict[str, dict[str, str]] = {}
+RENAMED_COLUMNS: dict[str, dict[str, str]] = {
+    "rounds.csv": {
+        "(participants|learning_rate|loss|samples|prune_rate)": r"train/\1",
+        "(train|search)_flops": r"round_cost/flops_\1",
+        "(down|up|mask|encoded)_bytes": r"round_cost/traffic_\1_bytes",
+        "total_(flops|traffic_bytes)": r"cost/\1",
+        rf"{_KINDS}_(\w+)_mean": r"\2/\1",
+        rf"{_KINDS}_(\w+?)_{_STATISTICS}": r"\2/\1/\3",
+    },
+    "clients.csv": {"visits": "client_updates", rf"{_KINDS}_(\w+)": r"\2/\1"},
+    "summary.json": {
+        "density/asked": "density_asked",
+        "density/mean": "final/density",
+        "density/(min|max)": r"final/density/\1",
+        r"(?:metrics/)?(\w*accuracy)/(\w+)/mean": r"final/\1/\2",
+        rf"(?:metrics/)?(\w*accuracy)/(\w+)/{_STATISTICS}": r"final/\1/\2/\3",
+        r"rounds_to_accuracy/(\w+)/(.*)": r"final/rounds_to_\2/\1",
+        **_TOTALS,
+        "flops/(train|search|finetune)": r"cost/flops_\1",
+        "flops/total": "cost/flops",
+        "flops/dense_total": "cost/flops_dense",
+        r"events/(\w+)": r"faults/\1",
+    },
+    "costs.json": {
+        "visits": "client_updates",
+        "forward_flops/dense": "forward_flops_dense",
+        "forward_flops/sparse": "forward_flops",
+        "(train|search|finetune)_flops": r"cost/flops_\1",
+        "total_flops": "cost/flops",
+        "dense_total_flops": "cost/flops_dense",
+        **_TOTALS,
+    },
+}
 # {"events.csv": {"old column": {"old value": "new value"}}}
 RENAMED_VALUES: dict[str, dict[str, dict[str, str]]] = {}
 # {"rounds.csv": ["new_.*"]}: columns that only this working tree has.
-ADDED_COLUMNS: dict[str, list[str]] = {}
+ADDED_COLUMNS: dict[str, list[str]] = {
+    "rounds.csv": ["cost/flops_.*", "cost/traffic_(down|up|mask|encoded|dense)_bytes", "train/explored.*"],
+    "summary.json": ["metrics", "continued/.*", "in_percent", "lower_is_better", "final/explored.*"],
+    "client_states.safetensors": [r"\d+\.explored.*"],
+}
 # {"rounds.csv": {".*_accuracy_.*": 1e-6}}: by how much columns may differ, as a share, where only rounding has changed.
-ROUNDED: dict[str, dict[str, float]] = {}
+ROUNDED: dict[str, dict[str, float]] = {
+    name: {".*accuracy.*": 1e-6} for name in ("rounds.csv", "clients.csv", "summary.json")
+}
 # Columns that may differ, or that one side alone has, by their old names and by their new ones.
-NOT_COMPARED = {"summary.json": ["seconds/.*", "samples_per_s", "config_hash", "data_files", "version"]}
+NOT_COMPARED = {
+    "summary.json": [
+        *(
+            "seconds/.*",
+            "samples_per_s",
+            "time/.*",
+            "final/samples_per_s",
+            "config_hash",
+            "data_files",
+            "version",
+        ),
+        r"(metrics/)?\w*accuracy/\w+",  # a kind of model that the method does not have
+    ]
+}
 
 COMMON = (
     *("dataset=digits", "dataset.val_fraction=0.1", "hardware=cpu", "engine=eager", "engine.kernels=torch"),

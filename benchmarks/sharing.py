@@ -15,7 +15,7 @@ from functools import partial
 from bench import EMNIST, Row, federation, in_turns, repeats, report
 
 from fedspa.core.launch import launched, usable_cores
-from fedspa.runs.joining import joined
+from fedspa.runs.rank_group import joined
 
 WORDS = (
     *EMNIST, "training.epochs=1", "mask=dst", "federation.clients=8", "federation.clients_per_round=8", "hardware=cpu",

@@ -36,18 +36,16 @@ class CostConfig(Config):
 
 def costs(plan: Plan, folder: Path) -> None:
     """The costs of one run; `folder` stays empty."""
-    from fedspa.planning.cost_report import (  # brings torch: seconds, spent only without mistakes
-        CostReport,
-        show,
-    )
+    # Imported here since it brings torch: see fedspa.core.lazy_torch.
+    from rich.console import Console
+
+    from fedspa.planning.cost_report import CostReport, show
 
     report = CostReport.of(plan)
     assert isinstance(plan.settings, CostConfig)
     if plan.settings.format == "json":
         print(json.dumps(report.as_dict(), indent=2))
     else:
-        from rich.console import Console
-
         Console(highlight=False, markup=False).print(show(report))
 
 

@@ -17,24 +17,18 @@ from __future__ import annotations
 import sys
 
 from fedspa.core.errors import UserError
-from fedspa.export.options import parse
-from fedspa.runs.interruption import ends_when_interrupted
-from fedspa.runs.streams import ends_with_its_reader
+from fedspa.export.command import export, parse
+from fedspa.runs.interruption import command
 
 
-@ends_with_its_reader
-@ends_when_interrupted
+@command
 def main(arguments: list[str]) -> int:
     """Write the file; returns the exit code."""
     if not arguments or {"--help", "-h"} & set(arguments):
         print(__doc__)
         return 0 if arguments else 2
     try:
-        options = parse(arguments)
-
-        from fedspa.export.command import export
-
-        lines = export(options)
+        lines = export(parse(arguments))
     except UserError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2

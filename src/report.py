@@ -16,12 +16,10 @@ import sys
 
 from fedspa.core.errors import UserError
 from fedspa.report.options import parse
-from fedspa.runs.interruption import ends_when_interrupted
-from fedspa.runs.streams import ends_with_its_reader
+from fedspa.runs.interruption import command
 
 
-@ends_with_its_reader
-@ends_when_interrupted
+@command
 def main(arguments: list[str]) -> int:
     """Write the report; returns the exit code."""
     if not arguments or {"--help", "-h"} & set(arguments):
@@ -37,7 +35,7 @@ def main(arguments: list[str]) -> int:
         study = make_study(options.name, read_runs(options.folders()))
         report = make_report(study, targets=options.targets, beside_paper=options.paper)
         try:
-            page = write_report(report, study, options.out, options.targets)
+            page = write_report(report, study, options.out)
         except OSError as error:
             raise UserError(
                 f"out={options.out} cannot be written ({error.strerror}): give another folder by out=<folder>."

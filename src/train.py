@@ -27,17 +27,17 @@ from fedspa.runs.folders import is_chosen
 
 def train(plan: Plan, folder: Path) -> None:
     """One run, its files in `folder`; or with dry_run=true only what it would do and cost."""
-    # Imported here because it brings torch and Lightning: seconds, spent only on a run without mistakes.
+    # Imported here since it brings torch and Lightning: see fedspa.core.lazy_torch.
     if plan.settings.dry_run:
         if not launched().main:
             return
         from fedspa.planning.dry_run import listing
-        from fedspa.planning.outlook import outlook
+        from fedspa.planning.preview import preview
 
-        print(outlook(plan), end="\n\n", flush=True)
+        print(preview(plan), end="\n\n", flush=True)
         print(listing({plan.settings.name: plan}))
         return
-    from fedspa.runs.joining import joined
+    from fedspa.runs.rank_group import joined
 
     with joined(launched()) as group:
         found = group.from_first(lambda: place(plan, folder, given=is_chosen(HydraConfig.get())))

@@ -14,7 +14,16 @@ from omegaconf import DictConfig
 from fedspa.config.plan import Plan, check, register
 from fedspa.core.paths import config_dir
 from fedspa.kernels import building
-from fedspa.studies.studies import register_studies
+from fedspa.studies.jobs import register_studies
+
+THOROUGH = """
+api batchnorm cli conv_pool cost_report docs_commands export extending files_page folder
+foreign_models hub interruption joining kernel_building launchers local_batchnorm malformed
+many_clients memory method_presets mlflow_away more_searchers other_data own_objects plugins ranks
+ranks_end report_pages resources resume_commands roles search slurm streams sweeps tracking_mlflow
+unused
+""".split()  # noqa: SIM905 (a list of one name a line is long)
+"""Files that `make test` leaves out: whole commands, rare failures, and what stands around a run."""
 
 # The tests run on every core, a process each: one thread a process, in the commands that they start too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,6 +32,13 @@ hypothesis.settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("untimed")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem.removeprefix("test_") in THOROUGH:
+            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ from fedspa.models.small_cnn import SmallCNN
 from fedspa.runs.workers import Workers
 from fedspa.training.base import Engine, LocalTask
 from fedspa.training.eager import EagerEngine
+from fedspa.training.local_training import LocalTraining
 
 torch.set_num_threads(1)
 
@@ -68,9 +69,11 @@ def pixels(
     return Pixels(images, [mean], [std], Augmentation(), "cpu", dtype)
 
 
-def engine(network: nn.Module, train: Pixels, training: TrainingSettings) -> EagerEngine:
+def engine(
+    network: nn.Module, train: Pixels, training: TrainingSettings, module: Any = LocalTraining
+) -> EagerEngine:
     """The engine of a network, in the dtype of the pixels."""
-    return EagerEngine(fabric(train.dtype), network.to(train.dtype), training, train)
+    return EagerEngine(fabric(train.dtype), network.to(train.dtype), training, train, module)
 
 
 def train(runner: Engine, weights: torch.Tensor, rows: torch.Tensor, **options: Any) -> Trained:
@@ -127,7 +130,7 @@ class Federation:
 def losses(folder: Path) -> list[float]:
     """Of each round of a run, from its folder."""
     with (folder / "rounds.csv").open() as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
+        return [float(row["train/loss"]) for row in csv.DictReader(file)]
 
 
 def halved(network: nn.Module) -> list[int]:
@@ -163,16 +166,20 @@ def federation(
     Of `active` parameters of each tensor, first masks are drawn as a run draws them, unless they are given.
     """
     train, test = (pixels(images, dtype) for images in (clients.train, clients.test))
-    runner = engine_of(engine(network, train, training))
+    runner = engine_of(engine(network, train, training, method.training_module))
     space, whole = runner.space.shared, runner.weights
     full_mask = PackedMask.pack(torch.ones(space.total))
-    if initial_mask is None and active and not (searcher and searcher.searches_first):
-        shared = searcher is None or searcher.initial == "same"
-        initial_mask = InitialMasks(space, active, shared=shared, seed=0)
-    accuracy = {"accuracy": Accuracy(name="accuracy")}
     if searcher is not None:
-        method = copy(method)
+        method, searcher = copy(method), copy(searcher)
         method.searcher = searcher
+        searcher.fit(space.parameters, active[: len(space.parameters.names)], rounds)
+    if initial_mask is None and active and not (searcher and searcher.searches_first):
+        initial_mask = (
+            InitialMasks.of(searcher, space, seed=0)
+            if searcher
+            else InitialMasks(space, active, shared=True, seed=0)
+        )
+    accuracy = {"accuracy": Accuracy(name="accuracy")}
     setup = ClientSetup(
         seed=seed,
         training=training,
@@ -180,6 +187,7 @@ def federation(
         network=NetworkCosts.of(network, tuple(clients.train.images.shape[1:]), convention),
         client_rows=clients.train_rows,
         target_counts=active,
+        initial=whole[: space.total].clone(),
         own_layers=OwnLayers(whole[space.total :], method.trains_personal),
     )
     client_runner = ClientRunner(

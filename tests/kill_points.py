@@ -18,7 +18,7 @@ from fedspa.federated.aggregation import Aggregator
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.runs.experiment import run
 from fedspa.runs.interruption import Preempted
-from fedspa.tracking import run_folder
+from fedspa.tracking import run_folder, tables
 from fedspa.tracking.run_folder import RunFolder
 from fedspa.training.eager import EagerEngine
 
@@ -27,14 +27,14 @@ POINTS: dict[str, tuple[Any, str]] = {
     "testing": (ClientRunner, "_predict"),
     "aggregation": (Aggregator, "add"),
     "merge": (Aggregator, "result"),
-    "table": (run_folder._Table, "write"),
+    "table": (tables.Table, "write"),
     "sync": (RunFolder, "sync"),
     "fsync": (os, "fsync"),
     "rename": (os, "replace"),
     "prune": (Path, "unlink"),
     "finetuning": (ClientRunner, "_finetune"),
     "results": (run_folder, "save_tensors"),
-    "clear": (Checkpoints, "clear"),
+    "end": (Checkpoints, "finish"),
 }
 """By name: what is killed before it does anything. `bytes` is one more: in the middle of writing a checkpoint."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from uuid import uuid4
 
 
 class TrackingServer:
-    """`up()` and `down()` at will; `delay` (s) before each answer; `lose_answers`: do it, and hang up;
+    """`up()` and `down()` at will; no answer while `answering` is not set; `lost`: calls after which it hangs up;
     `guarded`: runs may be added to the experiment, but it may not be changed; `forbidden`: calls that are not;
     `unseen`: so many times the experiment is not found, as before another run makes it."""
 
@@ -26,7 +25,10 @@ class TrackingServer:
         self.runs: dict[str, dict[str, Any]] = {}
         self.calls: list[str] = []
         self.experiment_tags: dict[str, str] = {}
-        self.delay, self.lose_answers, self.guarded = 0.0, False, False
+        self.guarded = False
+        self.lost: set[str] = set()
+        self.answering = threading.Event()
+        self.answering.set()
         self.forbidden: set[str] = set()
         self.experiment_stage, self.unseen = "active", 0
         self._port = 0
@@ -150,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
     def _answer(self, body: dict[str, Any]) -> None:
-        time.sleep(self.store.delay)
+        self.store.answering.wait()
         call = urlsplit(self.path).path.partition("/mlflow/")[2]
         try:
             code, answer = 200, self.store.answer(call, body)
@@ -162,7 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
             code, answer = 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": str(error)}
         except PermissionError as error:
             code, answer = 403, {"error_code": "PERMISSION_DENIED", "message": str(error)}
-        if self.store.lose_answers:
+        if call in self.store.lost:
             self.close_connection = True
             return
         content = json.dumps(answer).encode()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedspa.core.records import ClientRow, Costs, RoundRecord, RunInfo, RunResult, Spread
+from fedspa.core import names
+from fedspa.core.records import Costs, RoundRecord, RunInfo, RunResult, Spread
 from fedspa.tracking.run_folder import RunFolder
 
 LABEL_COUNTS = np.array([[4, 0], [4, 0], [0, 4], [2, 2]])
 """Of the four clients: the first two are alike, the third shares nothing with them, the fourth half with all."""
+
+DENSITIES = ("density_asked", "final/density", "final/density/min", "final/density/max")
 
 
 def make_run(
@@ -28,16 +32,17 @@ def make_run(
     partition: dict[str, Any] | None = None,
     clients: int = 4,
     rounds: int | None = None,
-    visited: int | None = None,
+    trained: int | None = None,
     traffic: float = 3e6,
     flops: float = 2e9,
     finetune: float = 0,
     masks: dict[str, list[int]] | None = None,
-    density: dict[str, float] | None = None,
+    density: tuple[float, float, float, float] | tuple[()] = (),
     **config: Any,
 ) -> Path:
     """A run whose `curves` hold an accuracy a round by kind of model; the last is the final one.
 
+    `density`: as asked for, and mean, least and most as measured.
     `masks` hold a 0 or 1 for each of the eight weights of a network with the tensors `z` (six) and `a` (two).
     """
     partition = partition or {"name": "dirichlet", "gamma": 0.3}
@@ -88,37 +93,41 @@ def make_run(
                 extras={}, seconds={"train": 0.4, "search": 0.1 if mask == "dst" else 0.0, "total": 0.6},
             )
         )  # fmt: skip
-    accuracy: dict[str, Any] = dict.fromkeys(("global", "personal", "local", "finetuned"))
-    accuracy |= {kind: vars(spread(values[-1], clients)) for kind, values in curves.items()}
-    if visited is not None:
-        accuracy["local"]["clients"] = visited
+    final = {kind: spread(values[-1], clients) for kind, values in curves.items()}
+    if trained is not None:
+        final["local"] = replace(final["local"], clients=trained)
     summary = {
         **info.names,
         "sparsity": sparsity,
         "seed": seed,
         "rounds": info.rounds,
         "clients": clients,
-        "accuracy": accuracy,
-        "traffic_bytes": {"down": traffic / 2, "up": traffic / 2, "masks": 0, "total": traffic},
-        "flops": {"train": flops, "search": 0, "total": flops, "dense_total": 4e9, "finetune": finetune},
+        "metrics": ["accuracy"],
+        **{
+            names.final(name): value
+            for kind, of_kind in final.items()
+            for name, value in names.spread_values("accuracy", kind, of_kind).items()
+        },
+        "cost/traffic_bytes": traffic,
+        "cost/traffic_down_bytes": traffic / 2,
+        "cost/traffic_up_bytes": traffic / 2,
+        "cost/flops": flops,
+        "cost/flops_dense": 4e9,
+        "cost/flops_finetune": finetune,
         "version": "0.1.0",
-        **({"density": density} if density else {}),
+        **dict(zip(DENSITIES, density, strict=False)),
     }
     tracker.finish(
         RunResult(
             summary=summary,
-            clients=[
-                ClientRow(
-                    client,
-                    4,
-                    0,
-                    2,
-                    1,
-                    0.5,
-                    {f"{kind}_accuracy": values[-1] for kind, values in curves.items()},
-                )
-                for client in range(4)
-            ],
+            clients={
+                "train_size": np.full(4, 4),
+                "val_size": np.full(4, 0),
+                "test_size": np.full(4, 2),
+                "client_updates": np.full(4, 1),
+                "density": np.full(4, 0.5),
+                **{f"accuracy/{kind}": np.full(4, float(values[-1])) for kind, values in curves.items()},
+            },
             weights={"z": torch.zeros(2, 3), "a": torch.zeros(2)},
             masks={client: torch.from_numpy(np.packbits(bits)) for client, bits in (masks or {}).items()},
         )

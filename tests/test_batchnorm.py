@@ -19,7 +19,7 @@ from federations import (
 )
 from torch import nn
 
-from fedspa.communication.wire import visit_bytes
+from fedspa.communication.wire import update_bytes
 from fedspa.core.client import Proximal
 from fedspa.core.settings import TrainingSettings
 from fedspa.core.weights import ParameterSpace
@@ -174,5 +174,5 @@ def test_statistics_are_averaged_exactly_through_a_rounding_wire(wire):
     costs, tensors = record.costs, len(done.space.sizes)
     one = replace(costs, down_bytes=costs.down_bytes // 2, up_bytes=costs.up_bytes // 2)
     frames = 2 * (40 + (2 * tensors + 7) // 8 + 8)
-    assert visit_bytes(one, tensors, wire, statistics=2) == frames + 2 * (6 * 2 + 2 * 4)  # down and up
-    assert costs.encoded_bytes == 2 * visit_bytes(one, tensors, wire, statistics=2)
+    assert update_bytes(one, tensors, wire, statistics=2) == frames + 2 * (6 * 2 + 2 * 4)  # down and up
+    assert costs.encoded_bytes == 2 * update_bytes(one, tensors, wire, statistics=2)

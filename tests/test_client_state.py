@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 
 import pytest
 import torch
+from archives import pack as packed_archive
+from archives import unpack
 from federations import pack
 
-from fedspa.checkpoints import archive
-from fedspa.core.client_state import NOTHING, ClientState
-from fedspa.federated.client_states import ClientStates, at_hand
-from fedspa.runs.ranks import Packed
-from fedspa.runs.workers import _Pickler
+from fedspa.core.client_state import NOTHING, ClientState, Item
+from fedspa.core.packed_mask import PackedMask
+from fedspa.federated.client_states import ClientStates
+from fedspa.runs import pickling
 
 MASK, OTHER = pack([1, 0, 1, 1]), pack([1, 1, 1, 0])
 RECORD = ClientState(
     {"search.seen": torch.tensor([3, 1]), "search.grown": OTHER}, mask=MASK, scale=torch.tensor(0.5)
 )
+
+
+def nbytes(item: Item) -> int:
+    return (item.bits if isinstance(item, PackedMask) else item).nbytes
 
 
 def test_a_record_is_a_mapping_that_is_replaced_and_not_written():
@@ -61,22 +65,15 @@ def test_equal_masks_become_one_object_and_a_record_that_holds_nothing_new_is_th
     assert NOTHING.sharing(known) == NOTHING
 
 
-@pytest.mark.parametrize("way", ["pickle", "worker", "rank", "file", "checkpoint"])
+@pytest.mark.parametrize("way", ["pickle", "process", "file", "checkpoint"])
 def test_any_record_comes_through(way):
     if way == "pickle":
         again = pickle.loads(pickle.dumps(RECORD))
-    elif way == "worker":
-        buffer = io.BytesIO()
-        _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(RECORD)
-        again = pickle.loads(buffer.getvalue())
-    elif way == "rank":
-        packed = Packed.of(RECORD)
-        assert len(packed.tensors) == 4
-        again = packed.unpack()
+    elif way == "process":
+        again = pickling.unpack(pickling.pack(RECORD))
     else:
         states = ClientStates(memory=0)
         states[7] = RECORD
-        assert states.in_file == 1
-        kept = archive.unpack(archive.pack(states.at_rest()))[7]
-        again = states[7] if way == "file" else at_hand(kept)
+        assert states.bytes_in_file == sum(map(nbytes, RECORD.values()))
+        again = states[7] if way == "file" else ClientState(unpack(packed_archive(states))["7"])
     assert again == RECORD

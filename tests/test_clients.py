@@ -14,7 +14,7 @@ from fedspa.core.errors import UserError
 from fedspa.core.records import ClientTests
 from fedspa.data.digits import Digits
 from fedspa.data.image_set import ImageSet
-from fedspa.data.source import ImageData
+from fedspa.data.source import Data
 from fedspa.partition.base import Partition
 from fedspa.partition.client_tests import largest_fitting, largest_remainder
 from fedspa.partition.clients import client_rows
@@ -45,7 +45,7 @@ def source(**changes: object) -> Digits:
 
 def test_test_rows_follow_the_label_shares_by_largest_remainder() -> None:
     # Client 0: 3 of class 0, 2 of class 1, 1 of class 2; of 10 images: quotas 5, 3.33, 1.67 -> 5, 3, 2.
-    data = ImageData(labelled([0, 0, 0, 1, 1, 2] + [1, 1]), labelled([0, 1, 2] * 30))
+    data = Data(labelled([0, 0, 0, 1, 1, 2] + [1, 1]), labelled([0, 1, 2] * 30))
     rows = client_rows(data, source(client_test_images=10), Given(6, 2), 2, seed=0)
     assert np.bincount(data.test.labels[rows.test[0]], minlength=3).tolist() == [5, 3, 2]
     assert np.bincount(data.test.labels[rows.test[1]], minlength=3).tolist() == [0, 10, 0]
@@ -54,7 +54,7 @@ def test_test_rows_follow_the_label_shares_by_largest_remainder() -> None:
 
 
 def test_ceil_rounds_every_class_up_and_stops_at_what_there_is() -> None:
-    data = ImageData(labelled([0, 0, 0, 1, 1, 2]), labelled([0, 1, 2] * 30))
+    data = Data(labelled([0, 0, 0, 1, 1, 2]), labelled([0, 1, 2] * 30))
     rounded = client_rows(data, source(client_test_images=10, client_test_rounding="ceil"), Given(6), 1, 0)
     assert np.bincount(data.test.labels[rounded.test[0]]).tolist() == [5, 4, 2]  # 5, 3.33, 1.67 rounded up
     many = client_rows(data, source(client_test_images=90, client_test_rounding="ceil"), Given(6), 1, 0)
@@ -63,7 +63,7 @@ def test_ceil_rounds_every_class_up_and_stops_at_what_there_is() -> None:
 
 def test_a_scarce_class_shrinks_the_test_set_and_keeps_the_shares() -> None:
     # Even shares, 4 test images of class 1: of 9 images it is asked for 4 (the tie goes to the lower class).
-    data = ImageData(labelled([0, 1]), labelled([0] * 50 + [1] * 4))
+    data = Data(labelled([0, 1]), labelled([0] * 50 + [1] * 4))
     rows = client_rows(data, source(client_test_images=18), Given(2), 1, seed=0)
     assert np.bincount(data.test.labels[rows.test[0]]).tolist() == [5, 4]
 
@@ -75,7 +75,7 @@ def many(**counts: int) -> ImageSet:
 
 
 def test_less_than_half_of_the_test_images_asked_for_is_refused_unless_allowed() -> None:
-    data = ImageData(many(a=100, b=100, c=100), many(a=100, b=100, c=1), ("a", "b", "c"))
+    data = Data(many(a=100, b=100, c=100), many(a=100, b=100, c=1), ("a", "b", "c"))
     refused = source(client_test_images=100)
     with pytest.raises(
         UserError, match=r"client \d gets \d test images, where dataset.client_test_images=100"
@@ -98,7 +98,7 @@ def test_less_than_half_of_the_test_images_asked_for_is_refused_unless_allowed()
 
 
 def test_half_of_the_test_images_asked_for_is_enough() -> None:
-    data = ImageData(labelled([0, 1]), labelled([0] * 50 + [1] * 5))
+    data = Data(labelled([0, 1]), labelled([0] * 50 + [1] * 5))
     rows = client_rows(data, source(client_test_images=22), Given(2), 1, seed=0)
     assert (len(rows.test[0]), rows.asked) == (11, 22)
     with pytest.raises(UserError, match="client 0 gets 11 test images, where dataset.client_test_images=23"):
@@ -106,7 +106,7 @@ def test_half_of_the_test_images_asked_for_is_enough() -> None:
 
 
 def test_the_share_that_a_refusal_allows_is_exact() -> None:
-    data = ImageData(labelled([0, 1]), labelled([0] * 50 + [1] * 3))
+    data = Data(labelled([0, 1]), labelled([0] * 50 + [1] * 3))
     with pytest.raises(UserError, match="gets 7 test images, .* or dataset.least_test_share=0.07") as told:
         client_rows(data, source(client_test_images=100), Given(2), 1, seed=0)
     assert "test_rows" not in str(told.value)
@@ -116,7 +116,7 @@ def test_the_share_that_a_refusal_allows_is_exact() -> None:
 
 @pytest.mark.parametrize("rounding", ["exact", "ceil"])
 def test_a_class_without_test_images_is_named_with_a_way_out_that_works(rounding: str) -> None:
-    data = ImageData(labelled([0, 1]), labelled([0] * 9), ("cat", "dog"))
+    data = Data(labelled([0, 1]), labelled([0] * 9), ("cat", "dog"))
     nothing = source(client_test_images=3, client_test_rounding=rounding, test_size=9, least_test_share=0)
     with pytest.raises(
         UserError, match="client 1 gets no test image, where .*: class dog is 100.0% of"
@@ -131,7 +131,7 @@ def test_a_class_without_test_images_is_named_with_a_way_out_that_works(rounding
 
 @pytest.mark.parametrize("rounding", ["exact", "ceil"])
 def test_far_too_many_test_images_are_told_at_once(rounding: str) -> None:
-    data = ImageData(many(a=5000, b=3000, c=1), many(a=1000, b=1000, c=1000), ("a", "b", "c"))
+    data = Data(many(a=5000, b=3000, c=1), many(a=1000, b=1000, c=1000), ("a", "b", "c"))
     asked = source(client_test_images=10**15, client_test_rounding=rounding)
     with pytest.raises(UserError, match=f"dataset.client_test_images={10**15}"):
         client_rows(data, asked, Given(8001), 1, 0)
@@ -150,8 +150,8 @@ def test_far_too_many_test_images_are_told_at_once(rounding: str) -> None:
 def test_fewer_test_images_are_counted() -> None:
     tests = ClientTests.of(np.array([100, 53, 88, 100]), 100)
     assert tests == ClientTests(asked=100, smallest=53, median=94.0, fewer=2)
-    assert tests.told(4).startswith(
-        "Test images of a client: 100 asked for, 53 at least, 94 in the median; 2 of 4"
+    assert tests.remark(4).startswith(
+        "Test examples of a client: 100 asked for, 53 at least, 94 in the median; 2 of 4"
     )
     assert ClientTests.of(np.array([5, 2, 9]), None) == ClientTests(None, 2, 5.0, 0)
 
@@ -180,7 +180,7 @@ def test_the_largest_fitting_size_is_taken(pairs: list[tuple[int, int]], total: 
 
 
 def test_validation_rows_come_from_the_clients_own_training_rows() -> None:
-    data = ImageData(labelled([0, 1, 2] * 40), labelled([0, 1, 2] * 40))
+    data = Data(labelled([0, 1, 2] * 40), labelled([0, 1, 2] * 40))
     plain = client_rows(data, source(), Iid(name="iid"), 4, seed=3)
     split = client_rows(data, source(val_fraction=0.2), Iid(name="iid"), 4, seed=3)
     for client in range(4):
@@ -192,9 +192,9 @@ def test_validation_rows_come_from_the_clients_own_training_rows() -> None:
 
 
 def test_validation_needs_two_rows_a_client() -> None:
-    data = ImageData(labelled([0, 1, 1]), labelled([0, 1, 2] * 40))
+    data = Data(labelled([0, 1, 1]), labelled([0, 1, 2] * 40))
     with pytest.raises(
-        UserError, match="dataset.val_fraction=0.1 needs 2 training images or more .* client 0 has 1"
+        UserError, match="dataset.val_fraction=0.1 needs 2 training rows or more .* client 0 has 1"
     ):
         client_rows(data, source(val_fraction=0.1), Given(1, 2), 2, seed=0)
     tiny = client_rows(data, source(val_fraction=0.9), Given(3), 1, seed=0)
@@ -202,7 +202,7 @@ def test_validation_needs_two_rows_a_client() -> None:
 
 
 def test_rows_are_a_function_of_the_seed() -> None:
-    data = ImageData(labelled([0, 1, 2] * 100), labelled([0, 1, 2] * 40))
+    data = Data(labelled([0, 1, 2] * 100), labelled([0, 1, 2] * 40))
     first, again, other = (
         client_rows(
             data, source(val_fraction=0.1, client_test_images=40), Dirichlet(name="dirichlet"), 5, seed

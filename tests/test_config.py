@@ -21,12 +21,18 @@ def choose(group: str, option: str) -> list[str]:
     """The command line that chooses an option."""
     if (group, option) == ("mask", "none"):
         return ["method=fedavg"]
+    sizes = ["train_size=100", "test_size=9", "test_split=test", "fingerprint=beef"]
+    if group == "metric" and option in ("mse", "mae"):
+        facts = [*sizes, "inputs=4", "task=regression", "label=y"]
+        return ["dataset=table", *(f"dataset.{fact}" for fact in facts), f"metric=[{option}]"]
     if group == "metric":
         return [f"metric=[{option}]" if option == "accuracy" else f"metric=[accuracy,{option}]"]
-    if (group, option) in (
-        ("dataset", "hub"),
-        ("dataset", "folder"),
-    ):  # told from the data, where they are not given
+    # Facts that are read from the data, where they are not given.
+    if (group, option) in (("dataset", "table"), ("dataset", "text")):
+        facts = [*sizes, "classes=4", "inputs=4" if option == "table" else "vocabulary=4", "name=" + option]
+        more = ["task=classification", "label=y"] if option == "table" else []
+        return [f"dataset={option}", *(f"dataset.{fact}" for fact in [*facts, *more])]
+    if (group, option) in (("dataset", "hub"), ("dataset", "folder")):
         facts = [
             "classes=2",
             "channels=3",
@@ -39,12 +45,12 @@ def choose(group: str, option: str) -> list[str]:
             *({"hub": [f"revision={'0' * 40}", "subset=default"], "folder": ["fingerprint=beef"]}[option]),
         ]
         return [f"dataset={option}", f"dataset.name={option}", *(f"dataset.{fact}" for fact in facts)]
-    needs = (
-        {"column": ["partition.column=writer"], "file": ["partition.digest=beef"]}
-        if group == "partition"
-        else {}
-    )
-    return [f"{group}={option}", *needs.get(option, [])]
+    needs = {
+        ("partition", "column"): ["partition.column=writer"],
+        ("partition", "file"): ["partition.digest=beef"],
+        ("mask", "nm"): ["layer_sparsity=uniform"],
+    }
+    return [f"{group}={option}", *needs.get((group, option), [])]
 
 
 # Every YAML
@@ -176,7 +182,7 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
         ),
         ("mask._target_=fedspa.masks.dts.DST", "No module named 'fedspa.masks.dts'"),
         ("mask._target_=fedspa.methods.fedavg.FedAvg", "it must be a MaskSearcher of fedspa.masks.base."),
-        ("mask._target_=fedspa.masks.base.MaskSearcher", "is what such classes have in common"),
+        ("mask._target_=fedspa.masks.base.MaskSearcher", "is an abstract base class"),
         (
             "hardware._target_=fedspa.config.plan.Plan",
             "it must be a Hardware of fedspa.training.hardware.",
@@ -275,13 +281,13 @@ def test_the_hash_sees_what_changes_results(plan, override):
 
 
 def test_the_network_takes_its_sizes_from_the_data_set(plan):
-    network = build_model(plan("model=lenet5"), channels=1, image_size=28, classes=26)
+    network = build_model(plan("dataset=emnist_letters"))
     assert sum(parameter.numel() for parameter in network.parameters()) == 439_096
 
 
 def test_a_networks_options_are_checked_against_its_constructor(plan):
     with pytest.raises(UserError, match="model.width is not a setting"):
-        build_model(plan("model=lenet5", "+model.width=2"), channels=1, image_size=28, classes=26)
+        build_model(plan("dataset=mnist", "+model.width=2"))
 
 
 @pytest.mark.parametrize(
@@ -289,12 +295,12 @@ def test_a_networks_options_are_checked_against_its_constructor(plan):
 )
 def test_a_class_that_is_no_network_is_refused(plan, target):
     with pytest.raises(UserError, match=f"model._target_={target} is not a class.*a Module of torch.nn."):
-        build_model(plan(f"model._target_={target}"), channels=1, image_size=8, classes=10)
+        build_model(plan(f"model._target_={target}"))
 
 
 def test_a_network_that_cannot_take_the_images_is_refused(plan):
     with pytest.raises(UserError, match="model=lenet5 cannot take images of 8 x 8 pixels"):
-        build_model(plan("dataset=digits", "model=lenet5"), channels=1, image_size=8, classes=10)
+        build_model(plan("dataset=digits", "model=lenet5"))
 
 
 def test_hardware_makes_a_fabric():

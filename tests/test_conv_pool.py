@@ -192,7 +192,7 @@ def test_costs_are_those_of_the_layers():
 
 
 @needs_kernel
-def test_a_visit_is_trained_alike_with_and_without(afresh):
+def test_a_client_update_is_trained_alike_with_and_without(afresh):
     ends = {}
     for kernels in ("auto", "torch"):
         runner = Eager(name="eager", kernels=kernels).build(lenet_engine(), WORK)

@@ -136,9 +136,9 @@ def test_a_summary_says_what_fine_tuning_cost_beside_the_totals(plan, tmp_path):
     report, rows = CostReport.of(wanted), build(wanted).rows.train
     samples = sum(len(own) // 4 * 4 * 2 for own in rows)
     assert len({len(own) for own in rows}) > 1
-    assert summary["flops"]["finetune"] == 3 * report.network.forward_flops() * samples
-    assert summary["flops"]["total"] == summary["flops"]["train"]
-    assert report.finetune_flops == report.as_dict()["finetune_flops"] > 0
+    assert summary["cost/flops_finetune"] == 3 * report.network.forward_flops() * samples
+    assert summary["cost/flops"] == summary["cost/flops_train"]
+    assert report.finetune_flops == report.as_dict()["cost/flops_finetune"] > 0
 
 
 @pytest.mark.parametrize("words", [("method=fedavg",), ("method=local", "finetune.epochs=5")], ids=str)
@@ -169,18 +169,18 @@ def test_the_command_prints_json_and_nothing_else(tmp_path):
     shown = command(tmp_path, *words, "format=json")
     told = json.loads(shown.stdout)
     assert shown.stderr.count("without an active parameter: ") == 1
-    assert told["forward_flops"]["dense"] == 4_617_246 and told["parameters"]["total"] == 439_096
+    assert told["forward_flops_dense"] == 4_617_246 and told["parameters"]["total"] == 439_096
     assert told["parameters"]["active"] == sum(tensor["active"] for tensor in told["tensors"])
-    assert told["forward_flops"]["sparse"] == sum(tensor["flops"] for tensor in told["tensors"])
-    assert told["total_flops"] == told["train_flops"] + told["search_flops"]
-    traffic = told["traffic_bytes"]
-    assert traffic["total"] == traffic["down"] + traffic["up"] + traffic["masks"]
+    assert told["forward_flops"] == sum(tensor["flops"] for tensor in told["tensors"])
+    assert told["cost/flops"] == told["cost/flops_train"] + told["cost/flops_search"]
+    parts = [told[f"cost/traffic_{part}_bytes"] for part in ("down", "up", "mask")]
+    assert told["cost/traffic_bytes"] == sum(parts)
 
 
 def test_the_command_prints_tables_and_leaves_nothing(tmp_path):
     shown = command(tmp_path, "experiment=cifar10_iid", "method=fedspa", "sparsity=0.5").stdout
     assert list(tmp_path.iterdir()) == []
-    assert "10,000 visits in 1,000 rounds" in shown
+    assert "10,000 client updates in 1,000 rounds" in shown
     assert "features.conv5.weight  512x256x3x3    747,470    0.634" in shown
     assert max(map(len, shown.splitlines())) <= 80
 

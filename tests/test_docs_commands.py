@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-from toy_commands import ROOT, run
+from doc_pages import PAGES, ROOT, code_blocks, copy_project
+from toy_commands import run
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES = [page for page in PAGES if page.parent.name != "extending"]  # test_extending.py follows those
-BLOCK = re.compile(r"^```(?:sh|bash)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
-INDENTED = re.compile(r"(?<=\n\n)((?:    [^\n]*\n)+)")
-BEGINNINGS = (
-    "python",
-    "make",
-    "mlflow",
-    "torchrun",
-    "srun",
-    "sbatch",
-    "pip",
-    "fedspa-",
-    "tensorboard",
-    "eval",
-    ".venv",
-)
+COMMAND_PAGES = [page for page in PAGES if page.parent.name != "extending"]  # test_extending.py follows those
 INTERPRETER = re.compile(r"(\.venv/bin/)?python3?$")
 LAUNCHER = re.compile(r"hydra/launcher=|hydra\.launcher\.")
 """Left out: a toy's jobs run one after another; test_launchers.py tries the launchers."""
@@ -37,16 +24,9 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 
 def commands(page: Path) -> list[str]:
     """The commands of a page, without their comments."""
-    text = page.read_text()
-    blocks = BLOCK.findall(text) + INDENTED.findall(text)
+    blocks = code_blocks(page, "", "sh", "bash")
     lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    without = [re.split(r"\s+#\s", line)[0] for line in lines]
-    return [line for line in without if _program(line).startswith(BEGINNINGS)]
-
-
-def _program(line: str) -> str:
-    words = [word for word in line.split() if not ASSIGNMENT.match(word)]
-    return words[0] if words else ""
+    return [command for line in lines if (command := re.split(r"(?:^|\s+)#\s?", line)[0])]
 
 
 def last_run(root: Path) -> str:
@@ -86,6 +66,7 @@ def tried(line: str, root: Path, log: Path) -> None:
 OTHERS = {
     "python3 -m venv .venv": "made by .ci/run",
     ".venv/bin/python -m pytest --numprocesses=auto": "this is it",
+    "source .venv/bin/activate": "of the shell",
     "mlflow ui": "a server, tried by test_tracking_mlflow.py",
     "tensorboard --logdir outputs": "a server; what it reads is read by test_tensorboard.py",
 }
@@ -101,12 +82,32 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if commands(page)], ids=lambda page: str(page.relative_to(ROOT))
+    "page", [page for page in COMMAND_PAGES if commands(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_commands_of_a_page(page: Path, root: Path, tmp_path: Path) -> None:
     for line in dict.fromkeys(commands(page)):
         tried(line, root, tmp_path / "log")
 
 
+def test_the_first_study_is_run_as_it_is_written(tmp_path: Path) -> None:
+    """Its commands, to the letter: real data, models and partitions; but one round of two clients in each run."""
+    clone = copy_project(tmp_path)
+    digits = clone / "conf" / "dataset" / "digits.yaml"
+    small = digits.read_text().replace(
+        "clients_per_round: 10\n  rounds: 30", "clients_per_round: 2\n  rounds: 1"
+    )
+    assert small != digits.read_text()
+    digits.write_text(small)
+    lines = [line for line in commands(ROOT / "docs" / "first_study.md") if line.startswith("python src/")]
+    for line in ["python src/train.py mask=dst sparsity=0.5", *lines]:  # the first is what `make demo` runs
+        command = [sys.executable, *shlex.split(line)[1:]]
+        ended = subprocess.run(command, cwd=clone, capture_output=True, text=True, timeout=300, check=False)
+        assert ended.returncode == 0, f"{line}\n{ended.stdout[-1000:]}\n{ended.stderr[-1000:]}"
+    with (clone / "outputs" / "reports" / "mask+seed+sparsity" / "results.csv").open(newline="") as file:
+        seeds = {(row["mask"], row["sparsity"]): row["seeds"] for row in csv.DictReader(file)}
+    assert seeds == {(mask, sparsity): "2" for mask in ("dst", "rsm") for sparsity in ("0.5", "0.95")}
+
+
 def test_pages_hold_commands() -> None:
-    assert sum(len(commands(page)) for page in PAGES) > 30
+    assert len(commands(ROOT / "docs" / "first_study.md")) > 8
+    assert sum(len(commands(page)) for page in COMMAND_PAGES) > 60

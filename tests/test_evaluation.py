@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from archives import pack, unpack
 from federations import Federation, engine, pixels, random_images, small
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedspa.checkpoints.archive import pack, unpack
 from fedspa.core.client_state import ClientState
 from fedspa.core.records import Spread
 from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
 from fedspa.data.image_set import ImageSet
 from fedspa.federated.client_runner import ClientRunner
-from fedspa.federated.evaluation import Evaluator, Model, PredictionBatch, score_models, score_one
+from fedspa.federated.evaluation import Evaluator, Model, PredictionBatch, predict_all, score_models, scored
 from fedspa.federated.executor import InProcess
 from fedspa.federated.jobs import Job
 from fedspa.federated.scores import ClientScores, Kept
@@ -123,7 +123,8 @@ def one(
     tester: Evaluator, weights: torch.Tensor, clients: Sequence[int], runner: Engine = ENGINE
 ) -> list[float]:
     """Accuracies of one model."""
-    return score_one([tester], runner, weights, clients)["accuracy"].tolist()
+    predicted = predict_all([tester], runner, weights, clients)
+    return scored([tester], predicted, clients)["accuracy"].tolist()
 
 
 def test_one_model_by_hand():

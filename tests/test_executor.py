@@ -19,9 +19,9 @@ from fedspa.core.errors import UserError
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.records import Costs
 from fedspa.core.server import ServerState
-from fedspa.federated.executor import InProcess
 from fedspa.federated.jobs import CompletedUpdate, UpdateJob
 from fedspa.runs import workers as executor
+from fedspa.runs.pickling import pack
 from fedspa.runs.workers import Workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forks on Linux")
@@ -86,7 +86,7 @@ def test_results_are_those_of_one_process_in_the_order_of_the_jobs(workers):
     weights = torch.randn(TOTAL)
     jobs = [job(client) for client in (3, 9, 0, 1, 7)]
     for _ in range(2):
-        alone = InProcess(ToyRunner()).run(jobs, server_of(weights))
+        alone = [ToyRunner().perform(each, server_of(weights)) for each in jobs]
         for one, other in zip(alone, workers.run(jobs, server_of(weights)), strict=True):
             assert torch.equal(one.update.local, other.update.local)
             assert torch.equal(one.update.update, other.update.update)
@@ -140,7 +140,7 @@ def test_workers_can_be_used_after_a_round_that_was_given_up(workers):
 
 
 def test_a_worker_that_dies_is_told_in_a_sentence(workers):
-    with pytest.raises(UserError, match=r"ended .* \(killed by SIGKILL\).* hardware.workers=3"):
+    with pytest.raises(UserError, match=r"worker process died .* hardware.workers=3"):
         list(workers.run([job(98)], ZEROS))
 
 
@@ -172,21 +172,13 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_answers_that_wait_for_their_turn_are_few(monkeypatch, workers):
-    """Job 0, the smallest, would be begun last: all other answers would wait for it."""
+def test_results_that_wait_for_their_turn_are_few(monkeypatch, workers):
+    """Job 0, the smallest, would begin last: all other results would wait for it."""
     monkeypatch.setattr(executor, "AHEAD", 4)
-    waiting, most = 0, 0
-    receive = workers._receive
-
-    def counted(link):
-        nonlocal waiting, most
-        waiting += 1
-        most = max(most, waiting)
-        return receive(link)
-
-    monkeypatch.setattr(workers, "_receive", counted)
+    begun = []
+    monkeypatch.setattr(executor, "pack", lambda job: begun.append(job.client) or pack(job))
     clients = [9, *range(8), *range(8)]
-    for client, result in zip(clients, workers.run([job(c) for c in clients], ZEROS), strict=True):
-        waiting -= 1
-        assert result.update.local[0] == client
-    assert most <= 4 and waiting == 0
+    for place, result in enumerate(workers.run([job(c) for c in clients], ZEROS)):
+        assert result.update.local[0] == clients[place]
+        assert len(begun) <= place + 4
+    assert sorted(begun) == sorted(clients)

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from fedspa.core import names
 from fedspa.core.errors import UserError
 from fedspa.runs.experiment import run
 
@@ -17,8 +18,8 @@ SHORT = ("federation.rounds=1", "federation.clients_per_round=2", "logger=none",
 @pytest.mark.parametrize(("method", "has_global"), [("fedavg", True), ("local", False)])
 def test_only_a_global_model_is_finetuned(plan, tmp_path, method, has_global):
     summary = run(plan(f"method={method}", "finetune.epochs=1", *SHORT), tmp_path / "run")
-    assert (summary["accuracy"]["global"] is not None) is has_global
-    assert (summary["accuracy"]["finetuned"] is not None) is has_global
+    assert ("final/accuracy/global" in summary) is has_global
+    assert ("final/accuracy/finetuned" in summary) is has_global
 
 
 def test_means_over_images_weigh_each_client_by_its_test_images(plan, tmp_path):
@@ -38,18 +39,18 @@ def test_means_over_images_weigh_each_client_by_its_test_images(plan, tmp_path):
     with (tmp_path / "images/clients.csv").open() as file:
         clients = list(csv.DictReader(file))
     assert [int(row["test_size"]) for row in clients] == sizes
-    kinds = [kind for kind, spread in by_image["accuracy"].items() if spread]
-    assert kinds == ["global", "local", "finetuned"]
+    kinds = ["global", "local", "finetuned"]
+    assert [*names.final_scores(by_image)["accuracy"]] == kinds
     for kind in kinds:
-        scores = np.array([float(row[f"{kind}_accuracy"]) for row in clients])
+        scores = np.array([float(row[f"accuracy/{kind}"]) for row in clients])
         mean = (scores * sizes).sum() / sum(sizes)
-        assert by_image["accuracy"][kind]["mean"] == pytest.approx(mean)
-        assert by_image["accuracy"][kind]["std"] == pytest.approx(
+        assert by_image[f"final/accuracy/{kind}"] == pytest.approx(mean)
+        assert by_image[f"final/accuracy/{kind}/std"] == pytest.approx(
             np.sqrt(((scores - mean) ** 2 * sizes).sum() / 152)
         )
-        assert by_client["accuracy"][kind]["mean"] == pytest.approx(scores.mean())
-        assert by_image["accuracy"][kind]["clients"] == 4
-    assert by_image["client_tests"] == {"asked": None, "smallest": 2, "median": 25.0, "fewer": 0}
+        assert by_client[f"final/accuracy/{kind}"] == pytest.approx(scores.mean())
+        assert by_image[f"final/accuracy/{kind}/clients"] == 4
+    assert names.group("client_tests", by_image) == {"asked": None, "smallest": 2, "median": 25.0, "fewer": 0}
 
 
 def test_a_run_says_how_many_clients_have_fewer_test_images_than_asked_for(plan, tmp_path, capsys):
@@ -58,13 +59,13 @@ def test_a_run_says_how_many_clients_have_fewer_test_images_than_asked_for(plan,
         UserError, match="gets .* where dataset.client_test_images=30 and dataset.least_test_share=0.5"
     ):
         run(plan(*settings), tmp_path / "refused")
-    summary = run(plan(*settings, "dataset.least_test_share=0"), tmp_path / "run")
+    run(plan(*settings, "dataset.least_test_share=0"), tmp_path / "run")
     with (tmp_path / "run/clients.csv").open() as file:
         sizes = sorted(int(row["test_size"]) for row in csv.DictReader(file))
     fewer = sum(size < 30 for size in sizes)
     median = (sizes[4] + sizes[5]) / 2
-    assert summary["client_tests"] == {"asked": 30, "smallest": sizes[0], "median": median, "fewer": fewer}
+    tests = names.group("client_tests", json.loads((tmp_path / "run/summary.json").read_text()))
+    assert tests == {"asked": 30, "smallest": sizes[0], "median": median, "fewer": fewer}
     assert sizes[0] < 15 and fewer > 5
     line = f"30 asked for, {sizes[0]} at least, {median:g} in the median; {fewer} of 10 clients have fewer"
     assert line in capsys.readouterr().out
-    assert json.loads((tmp_path / "run/summary.json").read_text())["client_tests"] == summary["client_tests"]

@@ -22,12 +22,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fedspa.core import names
 from fedspa.core.client import Client, ClientUpdate
+from fedspa.core.client_state import ClientState
 from fedspa.core.errors import UserError
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.records import Costs, RoundRecord
 from fedspa.core.server import ServerState
 from fedspa.core.settings import FaultSettings, TrainingSettings
+from fedspa.federated.exploration import EXPLORED
 from fedspa.federated.faults import MOST_FLIPPED, Fault, FaultModel, damage
 from fedspa.federated.sampling import sample_clients
 from fedspa.masks.dst import DST
@@ -237,7 +240,7 @@ def test_a_first_mask_is_sent_until_an_update_has_come():
 
 
 @pytest.mark.parametrize(("method", "searcher"), METHODS.values(), ids=METHODS)
-def test_a_visit_that_leaves_nothing_leaves_the_clients_state_as_it_was(method, searcher):
+def test_a_client_update_that_leaves_nothing_leaves_the_clients_state_as_it_was(method, searcher):
     run = linear(method, searcher, seed=8, rounds=6)
     loop, before = run.loop, [run.loop.state.client_state(client) for client in range(4)]
     scores = np.full(4, np.nan)
@@ -248,13 +251,13 @@ def test_a_visit_that_leaves_nothing_leaves_the_clients_state_as_it_was(method, 
         assert set(seen) == set(range(4)) - set(lost)
         local = loop.state.scores["local"]["accuracy"].dense(4)
         for client in range(4):
-            visits = sum(visited == client for visited, _ in run.updates)
+            updates = sum(trained == client for trained, _ in run.updates)
             now = loop.state.client_state(client)
             if client in lost:
                 assert now.identity == before[client].identity
                 assert np.array_equal(local[client], scores[client], equal_nan=True)
             else:
-                assert loop.state.visits[client] > 0 and visits == 1
+                assert loop.state.updates[client] > 0 and updates == 1
                 if searcher:
                     assert torch.equal(seen[client].mask, before[client].mask.unpack(like=seen[client].mask))
             before[client] = now
@@ -267,8 +270,9 @@ def test_fedspa_goes_on_from_the_mask_that_both_sides_know():
     run = linear(*METHODS["fedspa+dst"], seed=8)
     run.run()
     (sent,) = [update.state for client, update in run.updates if client == 3]
-    assert run.loop.state.visits == {3: 1, 0: 2, 1: 1}
-    assert run.loop.state.client_state(3) == sent and sent.mask != half_masks(3)
+    assert run.loop.state.updates == {3: 1, 0: 2, 1: 1}
+    known = {name: item for name, item in run.loop.state.client_state(3).items() if name != EXPLORED}
+    assert ClientState(known) == sent and sent.mask != half_masks(3)
     assert run.loop.state.client_state(2).mask == half_masks(2)  # never heard of
 
 
@@ -283,7 +287,7 @@ def test_two_workers_give_the_bytes_of_one_with_every_fault(method, searcher):
     finally:
         shared.close()
     assert torch.equal(alone.weights, shared.weights)
-    assert alone.loop.state.visits == shared.loop.state.visits
+    assert alone.loop.state.updates == shared.loop.state.updates
 
 
 def test_the_counts_of_events_are_part_of_the_state():
@@ -524,11 +528,11 @@ def test_a_whole_run_leaves_every_event_in_its_folder_and_in_mlflow(tmp_path):
     assert {row["action"] for row in clients} == {"left out"}
     empty = {row["round"] for row in rows if row["kind"] == "empty_round"}
     with (folder / "rounds.csv").open(newline="") as file:
-        assert {row["round"] for row in csv.DictReader(file) if not row["loss"]} == empty != set()
+        assert {row["round"] for row in csv.DictReader(file) if not row["train/loss"]} == empty != set()
 
     counts = Counter(row["kind"] for row in rows)
     assert set(counts) == {"dropout", "lost", "corrupt", "empty_round"}
-    assert json.loads((folder / "summary.json").read_text())["events"] == counts
+    assert names.group("faults", json.loads((folder / "summary.json").read_text())) == counts
     assert f"{counts['corrupt']} corrupt" in done.stdout and "No answer from client" in done.stdout
     client = MlflowClient(store)
     (run,) = client.search_runs([client.get_experiment_by_name("fedspa").experiment_id])

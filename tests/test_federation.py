@@ -111,10 +111,10 @@ def test_who_takes_part_depends_on_the_seed_alone():
 
 
 @pytest.mark.parametrize(("method", "searcher"), METHODS.values(), ids=METHODS)
-def test_a_client_that_was_never_visited_holds_no_state(method, searcher):
+def test_a_client_without_an_update_holds_no_state(method, searcher):
     run = small(method, searcher, rounds=3, eval_every=99)
     record = next(run.loop.rounds())
-    assert set(run.loop.state.clients) == set(run.loop.state.visits) == set(record.participants)
+    assert set(run.loop.state.clients) == set(run.loop.state.updates) == set(record.participants)
     assert len(record.participants) == 2
 
 
@@ -127,7 +127,7 @@ def test_clients_that_share_a_first_state_share_its_memory():
     assert len({state.identity for state in run.loop.state.clients.values()}) == 1  # and an update keeps it
 
 
-def test_a_client_keeps_its_state_until_its_next_visit():
+def test_a_client_keeps_its_state_until_its_next_update():
     run = small(FEDSPA, DIFFERENT, rounds=8, eval_every=99)
     kept = {client: run.loop.state.client_state(client) for client in range(4)}
     for record in run.loop.rounds():
@@ -135,7 +135,7 @@ def test_a_client_keeps_its_state_until_its_next_visit():
             assert client in record.participants or state.identity == kept[client].identity
         kept = dict(run.loop.state.clients)
     for client in range(4):
-        own = [update for visited, update in run.updates if visited == client]
+        own = [update for trained, update in run.updates if trained == client]
         for earlier, later in zip(own, own[1:], strict=False):
             assert torch.equal(
                 earlier.state.mask.unpack(later.mask), later.mask
@@ -143,7 +143,7 @@ def test_a_client_keeps_its_state_until_its_next_visit():
     assert run.loop.state.density(0) == pytest.approx(run.updates[0][1].mask.mean().item())
 
 
-def test_local_scores_stay_from_the_last_visit_and_count_only_the_visited():
+def test_local_scores_stay_from_the_last_update_and_count_only_the_trained():
     run, latest = small(FEDAVG, rounds=6), {}
     for record in run.loop.rounds():
         scores = run.loop.state.scores["local"]["accuracy"].dense(4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -14,7 +15,7 @@ from fedspa.core.errors import UserError
 from fedspa.core.weights import ParameterSpace
 from fedspa.costs.network import NetworkCosts
 from fedspa.models.batchnorm import with_batchnorm
-from fedspa.models.image_size import check_forward
+from fedspa.models.checking import check_forward
 from fedspa.models.personal_layers import set_personal_layers
 from fedspa.runs import experiment
 from fedspa.runs.assembly import build as build_federation
@@ -61,7 +62,8 @@ def dotted(name: str, *more: str) -> tuple[str, ...]:
 
 
 def build(plan, channels: int = 1, side: int = 8, classes: int = 10) -> nn.Module:
-    return build_model(plan, channels=channels, image_size=side, classes=classes)
+    facts = {"channels": channels, "image_size": side, "classes": classes, "mean": [0.5], "std": [0.5]}
+    return build_model(replace(plan, dataset=replace(plan.dataset, **facts)))
 
 
 def test_a_dotted_path_is_given_what_its_parameters_ask_for(plan, package):
@@ -95,7 +97,7 @@ NESTED = (
         (dotted("nett"), "has no attribute 'nett'"),
         (dotted("nothing"), "makes a int, not a torch.nn.Module"),
         (dotted("net", "model.arguments={wide: 6}"), "cannot be made of .*wide=6"),
-        (dotted("twice"), r"makes \(2, 20\), which must be logits \(2, 10\)"),
+        (dotted("twice"), r"makes \(2, 20\), which must be \(2, 10\), one logit for each of the classes"),
         (("model=timm", "model.name=x", "model.batchnorm=frozen"), "model.batchnorm=frozen is not known"),
     ],
 )
@@ -104,9 +106,10 @@ def test_mistakes_are_told_in_a_sentence(plan, package, overrides, message):
         build(plan(*overrides))
 
 
-def test_images_that_are_too_small_are_refused_with_what_torch_says():
+def test_images_that_are_too_small_are_refused_with_what_torch_says(plan):
+    source = replace(plan("dataset=synthetic").dataset, image_size=4)
     with pytest.raises(UserError, match=r"model=x cannot take images of 1 x 4 x 4 \(.*Kernel size"):
-        check_forward("x", nn.Sequential(nn.Conv2d(1, 2, 7)), 1, 4, 10)
+        check_forward("x", nn.Sequential(nn.Conv2d(1, 2, 7)), source)
 
 
 POLICIES = {
@@ -124,9 +127,9 @@ def test_whole_runs_by_policy(plan, package, tmp_path, policy):
     )
     table = (tmp_path / "tensors.csv").read_text()
     assert ("running_var" in table) == (policy == "average")
-    traffic = summary["traffic_bytes"]
-    # What is counted and what is encoded are the same values; the frames of 4 visits' messages come on top.
-    assert 0 < traffic["encoded"] - traffic["down"] - traffic["up"] - traffic["masks"] <= 4 * 2 * 64
+    encoded, exact = summary["cost/traffic_encoded_bytes"], summary["cost/traffic_bytes"]
+    # What is counted and what is encoded are the same values; the frames of 4 client updates' messages come on top.
+    assert 0 < encoded - exact <= 4 * 2 * 64
 
 
 def test_curves_of_weights_that_clients_do_not_share_are_refused(plan, package, tmp_path):
@@ -143,8 +146,8 @@ ONE_LEFT = ("dataset.train_rows=164", "partition=iid")  # 41 images each of the 
     [
         (
             (*ONE_LEFT, "training.batch_size=8"),
-            r"cannot train on one image \(Expected more than 1 value per channel.*\), but of the 41 training images of "
-            r"client 0 training.batch_size=8 leaves a batch of one: use training.drop_last=true or model.batchnorm=",
+            r"cannot train on one example \(Expected more than 1 value per channel.*\), but of the 41 training images "
+            r"of client 0 training.batch_size=8 leaves a batch of one: use training.drop_last=true or model.batchnorm=",
         ),
         (
             ("dataset.train_rows=4", "partition=iid"),

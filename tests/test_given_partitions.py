@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedspa.config.plan import Plan
 from fedspa.core.errors import UserError
 from fedspa.data.image_set import ImageSet
-from fedspa.data.source import ImageData
+from fedspa.data.source import Data
 from fedspa.partition.base import partition_hash
 from fedspa.partition.clients import client_rows
 from fedspa.partition.column import ColumnPartition
@@ -62,7 +62,7 @@ def test_clients_hold_whole_values_and_are_tested_on_their_own(
     sizes = Counter(train)
     able = {name for name in sizes if sizes[name] >= least and name in test}
     partition = column(min_size=least, fewer=fewer)
-    found = ImageData(images(train), images(test))
+    found = Data(images(train), images(test))
     seed = data.draw(st.integers(0, 9))
     if not able or clients > len(able) or (clients < len(able) and fewer is None):
         with pytest.raises(UserError, match="no value is in both" if not able else f"must be {len(able)}"):
@@ -83,14 +83,14 @@ def test_clients_hold_whole_values_and_are_tested_on_their_own(
 
 
 def test_as_many_clients_as_values_are_in_the_order_of_their_names() -> None:
-    assigned = column().assign(ImageData(images(list("bcab")), images(list("cba"))), 3, 7)
+    assigned = column().assign(Data(images(list("bcab")), images(list("cba"))), 3, 7)
     assert [rows.tolist() for rows in assigned.train] == [[2], [0, 3], [1]]
     assert [rows.tolist() for rows in assigned.test or ()] == [[2], [1], [0]]
     assert assigned.names == ("a", "b", "c")
 
 
 def test_another_seed_takes_other_values() -> None:
-    data = ImageData(images(list("abcdefgh") * 2), images(list("abcdefgh")))
+    data = Data(images(list("abcdefgh") * 2), images(list("abcdefgh")))
     taken = {column(fewer="sample").assign(data, 3, seed).names for seed in range(8)}
     assert len(taken) > 3
 
@@ -98,7 +98,7 @@ def test_another_seed_takes_other_values() -> None:
 @pytest.mark.parametrize(
     "train, test, sentence",
     [
-        (images(count=4), images(count=4), "partition=column needs a data set whose columns can be read"),
+        (images(count=4), images(count=4), "partition=column needs a data set with columns"),
         (
             images(list("ab")),
             images(count=2),
@@ -118,7 +118,7 @@ def test_another_seed_takes_other_values() -> None:
 )
 def test_data_that_has_no_such_clients_is_told(train: ImageSet, test: ImageSet, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        column().assign(ImageData(train, test), 2, 0)
+        column().assign(Data(train, test), 2, 0)
 
 
 def test_settings_of_a_column_are_checked(plan: Any) -> None:
@@ -150,7 +150,7 @@ def test_any_sound_file_is_taken_as_it_is(
 ) -> None:
     count, order, clients = shape
     lists = [part.tolist() for part in np.array_split(np.array(order), clients)]
-    data = ImageData(images(count=count + unused), images(count=9, seed=1))
+    data = Data(images(count=count + unused), images(count=9, seed=1))
     test = (
         {"test_rows": [[client % 9, 8] if client % 9 != 8 else [8] for client in range(clients)]}
         if with_test
@@ -174,23 +174,26 @@ GOOD = {"train_rows": [[0, 5], [1, 2]]}
 @pytest.mark.parametrize(
     "content, sentence",
     [
-        ({"train_rows": [[0, 6], [1]]}, r"train_rows of client 0 holds row 6, but .* 6 train .* in \[0, 5\]"),
-        ({"train_rows": [[0, -1], [1]]}, "train_rows of client 0 holds -1: rows are whole numbers from 0"),
-        ({"train_rows": [[0], [1.5]]}, "train_rows of client 1 holds 1.5"),
-        ({"train_rows": [[0], [True]]}, "train_rows of client 1 holds true"),
-        ({"train_rows": [[0], [None]]}, "train_rows of client 1 holds null"),
-        ({"train_rows": [[0], ["1"]]}, 'train_rows of client 1 holds "1"'),
-        ({"train_rows": [[0], [10**30]]}, "train_rows of client 1 holds 10000"),
-        ({"train_rows": [[0, 1, 0], [2]]}, "train_rows of client 0 holds row 0 twice"),
+        (
+            {"train_rows": [[0, 6], [1]]},
+            r"has row 6 in train_rows of client 0, but .* 6 train .* in \[0, 5\]",
+        ),
+        ({"train_rows": [[0, -1], [1]]}, "has -1 in train_rows of client 0: rows are whole numbers from 0"),
+        ({"train_rows": [[0], [1.5]]}, "has 1.5 in train_rows of client 1"),
+        ({"train_rows": [[0], [True]]}, "has true in train_rows of client 1"),
+        ({"train_rows": [[0], [None]]}, "has null in train_rows of client 1"),
+        ({"train_rows": [[0], ["1"]]}, 'has "1" in train_rows of client 1'),
+        ({"train_rows": [[0], [10**30]]}, "has 10000.* in train_rows of client 1"),
+        ({"train_rows": [[0, 1, 0], [2]]}, "has row 0 twice in train_rows of client 0"),
         ({"train_rows": [[0, 1], [2, 1]]}, "gives row 1 to client 0 and to client 1"),
-        ({"train_rows": [[0], []]}, "train_rows of client 1 must be a list of rows, and not empty"),
+        ({"train_rows": [[0], []]}, "has train_rows of client 1 that are no list of rows, or an empty one"),
         ({"train_rows": [[0]]}, "is a partition of 1 clients: set federation.clients=1"),
-        ({"train_rows": {"0": [1]}}, "train_rows must be a list of lists"),
+        ({"train_rows": {"0": [1]}}, "has train_rows that are no list of lists"),
         ({"clients": 9}, "must hold .*train_rows.*save.client_files"),
         ([[0], [1]], "must hold .*train_rows"),
-        (GOOD | {"test_rows": [[0], [9]]}, "test_rows of client 1 holds row 9, but there are 4 test images"),
-        (GOOD | {"test_rows": [[0]]}, "test_rows is not one for each of the 2 clients"),
-        (GOOD | {"names": ["a"]}, "names is not one for each of the 2 clients"),
+        (GOOD | {"test_rows": [[0], [9]]}, "has row 9 in test_rows of client 1, but there are 4 test rows"),
+        (GOOD | {"test_rows": [[0]]}, "has test_rows that are not one for each of the 2 clients"),
+        (GOOD | {"names": ["a"]}, "has names that are not one for each of the 2 clients"),
         (GOOD | {"data": "beef"}, r"counts the rows of another data set \(hash beef, here \w{16}\)"),
     ],
 )
@@ -198,7 +201,7 @@ def test_a_faulty_file_is_told_by_client_and_row(tmp_path: Path, content: Any, s
     (tmp_path / "p.json").write_text(json.dumps(content))
     partition = FilePartition(name="file", path=str(tmp_path / "p.json"))
     with pytest.raises(UserError, match=sentence) as told:
-        partition.assign(ImageData(images(count=6), images(count=4)), 2, 0)
+        partition.assign(Data(images(count=6), images(count=4)), 2, 0)
     assert "\n" not in str(told.value)
 
 
@@ -224,7 +227,7 @@ def test_the_hash_is_of_the_rows_not_of_the_place(tmp_path: Path, plan: Any) -> 
     assert planned("c.json", train_rows=[[0, 5], [1, 3]]).config_hash != one.config_hash
     (tmp_path / "a.json").write_text(json.dumps({"train_rows": [[0], [1]]}))
     with pytest.raises(UserError, match=r"holds other rows \(\w{16}\) than partition.digest="):
-        one.partition.assign(ImageData(images(count=6), images(count=4)), 2, 0)
+        one.partition.assign(Data(images(count=6), images(count=4)), 2, 0)
 
 
 def test_the_partition_of_a_run_can_be_used_again(tmp_path: Path, plan: Any) -> None:
@@ -258,9 +261,9 @@ def test_a_file_without_test_rows_draws_them_by_label_shares(tmp_path: Path, pla
 
 def test_the_hash_of_data_sees_pixels_labels_and_order_but_no_layout() -> None:
     one = images(count=6)
-    data = ImageData(one, images(count=4))
+    data = Data(one, images(count=4))
     channels_last = one.images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    assert ImageData(ImageSet(channels_last, one.labels), images(count=4)).hash == data.hash
+    assert Data(ImageSet(channels_last, one.labels), images(count=4)).hash == data.hash
     order = torch.tensor([1, 0, 2, 3, 4, 5])
     brighter = one.images.clone()
     brighter[3, 0, 1, 1] += 1
@@ -269,4 +272,4 @@ def test_the_hash_of_data_sees_pixels_labels_and_order_but_no_layout() -> None:
         ImageSet(brighter, one.labels),
         ImageSet(one.images, one.labels[order]),
     ):
-        assert ImageData(changed, images(count=4)).hash != data.hash
+        assert Data(changed, images(count=4)).hash != data.hash

@@ -16,11 +16,12 @@ from hub_server import Hub, environment, redirect, served
 
 from fedspa.config.plan import Plan
 from fedspa.core.errors import UserError
-from fedspa.data import hub_table, tabular
+from fedspa.data import hub as hub_code
+from fedspa.data import tables as table_code
 from fedspa.data.image_set import ImageSet
-from fedspa.data.source import ImageData
-from fedspa.data.table import Columns, Table
-from fedspa.data.tabular import TableImages
+from fedspa.data.images import Images, PublishedImages
+from fedspa.data.source import Data
+from fedspa.data.tables import Part
 from fedspa.partition.clients import client_rows
 
 Planner = Callable[..., Plan]
@@ -52,21 +53,17 @@ def forget() -> None:
     """As a new process: nothing is remembered but what lies in the caches on the disk."""
     from huggingface_hub import HfFileSystem, _tree_cache
 
-    hub_table.commit_of.cache_clear()
-    for memory in (
-        hub_table._builders,
-        tabular._opened,
-        tabular._described,
-        _tree_cache._IN_MEMORY_TREE_CACHE,
-    ):
+    for cached in (hub_code.commit_of, hub_code.builder):
+        cached.cache_clear()
+    for memory in (table_code._opened, table_code._described, _tree_cache._IN_MEMORY_TREE_CACHE):
         memory.clear()  # type: ignore[attr-defined]
     HfFileSystem.clear_instance_cache()
 
 
-def load(plan: Planner, *overrides: str) -> tuple[TableImages, ImageSet, ImageSet]:
+def load(plan: Planner, *overrides: str) -> tuple[Images, ImageSet, ImageSet]:
     source = plan("dataset=hub", *(overrides or [PETS])).dataset
     data = source.load()
-    assert isinstance(source, TableImages) and isinstance(data, ImageData)
+    assert isinstance(source, Images) and isinstance(data, Data)
     assert isinstance(data.train, ImageSet) and isinstance(data.test, ImageSet)
     return source, data.train, data.test
 
@@ -76,7 +73,6 @@ def test_a_data_set_is_downloaded_once_described_and_pinned(hub: Hub, plan: Plan
     source, train, test = load(plan)
     facts = (source.classes, source.channels, source.image_size, source.train_size, source.test_size)
     assert facts == (3, 3, 8, 30, 9)
-    assert isinstance(source, hub_table.HubTable)
     assert (source.revision, source.subset) == (commit, "default")
     assert np.array_equal(train.images.permute(0, 2, 3, 1), tables.pixels(30))
     assert np.array_equal(test.images.permute(0, 2, 3, 1), tables.pixels(9, seed=50))
@@ -111,7 +107,6 @@ def test_stated_facts_are_pinned_all_the_same(hub: Hub, plan: Planner) -> None:
     stated = [PETS, *(f"dataset.{name}={getattr(first, name)}" for name in named)]
     forget()
     again, train, _ = load(plan, *stated)
-    assert isinstance(again, hub_table.HubTable)
     assert (again, again.revision, len(train)) == (first, commit, 30)
     with pytest.raises(UserError, match="dataset.revision=v9 is no branch, tag or commit"):
         plan("dataset=hub", *stated, "dataset.revision=v9")
@@ -190,14 +185,10 @@ def test_a_download_that_fails_goes_on_with_the_files_that_are_left(hub: Hub, pl
     [
         (
             "org/pest",
-            r"dataset.name=org/pest is no data set of the hub that you may see \(did you mean org/pets\?\)\.",
-        ),
-        (
-            "nobody/pets",
-            r"dataset.name=nobody/pets is no data set .* \(private ones need hf auth login or HF_TOKEN\)",
+            r"dataset.name=org/pest is no data set of the hub that you may see \(private ones need hf auth login",
         ),
         ("a/b/c", "dataset.name=a/b/c is no name on the hub: it must be <organisation/name>"),
-        ("''", "dataset=hub needs dataset.name="),
+        ("''", r"is missing \(of the hub: dataset=hub dataset.name=<organisation/name>\)"),
     ],
 )
 def test_a_name_that_is_none_is_told(hub: Hub, plan: Planner, name: str, sentence: str) -> None:
@@ -269,9 +260,9 @@ def test_a_row_that_names_a_device_is_not_read_for_ever() -> None:
 
     features = datasets.Features({"image": datasets.Image()})
     cell = {"bytes": None, "path": "/dev/zero"}
-    table = Table(datasets.Dataset.from_dict({"image": [cell]}, features), "here", Columns("image", None))
+    part = Part(datasets.Dataset.from_dict({"image": [cell]}, features), np.array([0]), "here")
     with pytest.raises(UserError, match="here, row 0 .*: its image cannot be read .*/dev/zero is no file"):
-        list(table.encoded(np.array([0])))
+        list(Images(name="devices", path="x")._encoded(part))
 
 
 def test_labels_may_be_numbers_or_names(hub: Hub, plan: Planner) -> None:
@@ -298,7 +289,8 @@ def test_labels_that_are_hidden_or_missing_are_told(hub: Hub, plan: Planner) -> 
     images = [tables.encoded(p) for p in tables.pixels(4)]
     hub.publish("org/pets", {TRAIN: pets()[TRAIN], TEST: tables.parquet(images, label=[0, 1, -1, 2])})
     with pytest.raises(
-        UserError, match=r"split test, row 2 \(from 0\): its label is -1, which stands for no class"
+        UserError,
+        match=r"split test, row 2 \(from 0\): its label is -1, which is no class of the training examples",
     ):
         load(plan)
     assert load(plan, PETS, "dataset.test_split=none")[0].test_size == 6
@@ -342,19 +334,23 @@ def test_a_whole_run_with_the_real_environment_then_one_without_a_network(tmp_pa
         (
             [0, 1, 2, 1],
             [0, -1, -1],
-            r"split test, row 1 \(from 0\): its label is -1, which no training image has",
+            r"split test, row 1 \(from 0\): its label is -1, which is no class of the training examples",
         ),
         (
             [0, -1, 2, 1],
             [0, 1, 2],
-            r"split train, row 1 \(from 0\): its label is -1, which stands for no class",
+            r"split train, row 1 \(from 0\): its label is -1, which is no class of the training examples",
         ),
         (
             [0, 1, 1, 0],
             [0, 1, 5],
-            r"split test, row 2 \(from 0\): its label is 5, which no training image has",
+            r"split test, row 2 \(from 0\): its label is 5, which is no class of the training examples",
         ),
-        (["a", "b", "a", "b"], ["a", "", "b"], "row 1 .*: its label is , which no training image has"),
+        (
+            ["a", "b", "a", "b"],
+            ["a", "", "b"],
+            "row 1 .*: its label is , which is no class of the training examples",
+        ),
     ],
 )
 def test_labels_that_no_training_image_has_add_no_class(
@@ -386,3 +382,17 @@ def test_clients_by_a_column_have_the_test_images_of_their_value(hub: Hub, plan:
         UserError, match=r"partition.column=writers is no column of .*: did you mean writer\?"
     ):
         plan("dataset=hub", PETS, "partition=column", "partition.column=writers")
+
+
+def test_a_published_data_set_is_read_from_the_hub_and_then_from_the_cache(hub: Hub) -> None:
+    hub.publish("org/pets", pets())
+    shape = dict(classes=3, channels=3, image_size=8, train_size=30, test_size=9, mean=[0.5], std=[0.5])
+    first = PublishedImages(name="pets", hub="org/pets", **shape).load()  # type: ignore[arg-type]
+    forget()
+    hub.failures["/"] = [500] * 500
+    again = PublishedImages(name="pets", hub="org/pets", train_rows=7, **shape).load()  # type: ignore[arg-type]
+    assert again.train.inputs.equal(first.train.inputs[:7])
+    with pytest.raises(
+        UserError, match=r"dataset.hub=org/no is not in the cache, .*set dataset.path to a folder"
+    ):
+        PublishedImages(name="pets", hub="org/no", **shape).load()  # type: ignore[arg-type]

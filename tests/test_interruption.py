@@ -1,18 +1,23 @@
-"""Signals where nothing has to be saved: reports, deliveries, and a sweep around its runs."""
+"""Signals where nothing has to be saved: reports, syncs, and a sweep around its runs."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-import deliver
 import report
-from fedspa.runs.interruption import SIGNALS, Interruptions, Preempted, Preemptible, ends_when_interrupted
-from fedspa.runs.streams import ReaderGone
+import sync
+from fedspa.runs.interruption import SIGNALS, Interruptions, Preempted, command
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "src")}
 
 
 def hit(number: int) -> None:
@@ -29,34 +34,42 @@ def in_a_fork(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.parametrize("command", [report, deliver])
+@pytest.mark.parametrize("program", [report, sync])
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)]
 )
-def test_a_report_and_a_delivery_end_with_a_word_and_a_code(
-    command, number: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_report_and_a_sync_end_with_a_word_and_a_code(
+    program, number: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
     monkeypatch.setattr("fedspa.report.options.parse", lambda words: hit(number))
     monkeypatch.setattr(report, "parse", lambda words: hit(number))
-    monkeypatch.setattr("fedspa.tracking.undelivered.Undelivered.load", lambda folder: hit(number))
-    assert command.main(["runs=here"]) == code
+    monkeypatch.setattr("fedspa.tracking.mirror.Mirror", lambda folder: hit(number))
+    assert program.main(["runs=here"]) == code
     assert capsys.readouterr().err == "Stopped.\n"
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
-def test_a_reader_that_goes_away_is_no_interruption() -> None:
-    @ends_when_interrupted
-    def main() -> int:
-        raise ReaderGone
+def test_a_reader_that_goes_away_ends_a_command(capfd: pytest.CaptureFixture[str]) -> None:
+    program = "from fedspa.runs.interruption import command; raise SystemExit(command(lambda: print('x' * 99999))())"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout
+        process.stdout.close()
+    assert process.returncode == 141 and capfd.readouterr().err == ""
 
-    with pytest.raises(ReaderGone):
-        main()
+
+def test_a_sign_that_an_encoding_lacks_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    assert command(lambda: print("88 ± 1") or 0)() == 0
+    assert raw.getvalue() == b"88 ? 1\n"
 
 
 def test_a_second_signal_ends_at_once() -> None:
     def twice() -> None:
-        with Preemptible():
+        with Interruptions(anywhere=True):
             try:
                 hit(signal.SIGTERM)
             finally:
@@ -71,27 +84,15 @@ def test_a_signal_that_was_lost_in_a_destructor_counts() -> None:
             hit(signal.SIGINT)
 
     def twice() -> None:
-        with Preemptible(), suppress(BaseException):
+        with Interruptions(anywhere=True), suppress(BaseException):
             Deaf()  # what is raised there, Python only prints
             hit(signal.SIGINT)
 
     assert in_a_fork(twice) == -signal.SIGINT
 
 
-def test_a_signal_to_a_run_is_the_first_of_its_sweep_too() -> None:
-    def twice() -> None:
-        with Preemptible():
-            try:
-                with Interruptions() as run, run.allowed():
-                    hit(signal.SIGTERM)
-            except Preempted:
-                hit(signal.SIGUSR1)
-
-    assert in_a_fork(twice) == -signal.SIGUSR1
-
-
 def test_a_run_that_nobody_interrupted_leaves_its_sweep_its_first_signal() -> None:
-    with pytest.raises(Preempted), Preemptible():
+    with pytest.raises(Preempted), Interruptions(anywhere=True):
         with Interruptions():
             pass
         hit(signal.SIGTERM)

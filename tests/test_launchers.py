@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,11 +21,21 @@ from tracking_runs import run_info, run_record, run_result
 
 from fedspa.cli import main
 from fedspa.runs.interruption import Preempted
-from fedspa.studies import gpu_places, launchers
-from fedspa.studies.gpu_places import VISIBLE, take_a_gpu
-from fedspa.studies.launchers import CONSOLE, Ended, Launching, beside_others
-from fedspa.tracking.mlflow_page import PARENT
-from fedspa.tracking.mlflow_store import MLflowTracker
+from fedspa.studies import launchers
+from fedspa.studies.launchers import (
+    CONSOLE,
+    VISIBLE,
+    JobFailed,
+    cores_of_a_job,
+    in_own_process,
+    jobs_get_signals,
+    take_a_gpu,
+)
+from fedspa.tracking.fanout import Trackers
+from fedspa.tracking.mlflow_tracker import MLflowTracker
+from fedspa.tracking.page import PARENT
+from fedspa.tracking.run_folder import RunFolder
+from fedspa.tracking.store import open_store
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = [
@@ -34,25 +45,22 @@ TINY = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "jobs", "expected"),
+    ("options", "jobs", "expected"),
     [
-        ("BasicLauncher", {}, 9, Launching()),
-        ("JoblibLauncher", {"n_jobs": -1}, 9, Launching(True, True, None, 1)),
-        ("JoblibLauncher", {"n_jobs": -1}, 3, Launching(True, True, None, 2)),
-        ("JoblibLauncher", {"n_jobs": -5}, 9, Launching(True, True, None, 2)),  # all cores but four
-        ("JoblibLauncher", {"n_jobs": 2}, 9, Launching(True, True, None, 4)),
-        ("JoblibLauncher", {"n_jobs": 100}, 100, Launching(True, True, None, 1)),
-        ("JoblibLauncher", {"n_jobs": None}, 9, Launching(True, True, None, 8)),  # one at a time
-        ("LocalLauncher", {}, 20, Launching(True, True, 8, 1)),
-        ("LocalLauncher", {}, 3, Launching(True, True, 3, 2)),
-        ("SlurmLauncher", {"cpus_per_task": 6}, 20, Launching(True, cores=6)),
-        ("RayLauncher", {"ray": {"remote": {"num_cpus": 3}}}, 20, Launching(True, cores=3)),
-        ("SomebodysLauncher", {}, 20, Launching(True)),
+        ({"n_jobs": -1}, 9, 1),
+        ({"n_jobs": -1}, 3, 2),
+        ({"n_jobs": -5}, 9, 2),  # all cores but four
+        ({"n_jobs": 2}, 9, 4),
+        ({"n_jobs": 100}, 100, 1),
+        ({"n_jobs": None}, 9, 8),  # one at a time
+        ({"cpus_per_task": 6}, 20, 6),
+        ({"ray": {"remote": {"num_cpus": 3}}}, 20, 3),
+        ({}, 20, None),
     ],
 )
-def test_eight_cores_are_shared_out(kind, options, jobs, expected, monkeypatch):
+def test_eight_cores_are_shared_out(options, jobs, expected, monkeypatch):
     monkeypatch.setattr(launchers, "usable_cores", lambda: 8)
-    assert Launching.by({"_target_": f"hydra_plugins.some.{kind}", **options}, jobs) == expected
+    assert cores_of_a_job(options, jobs) == expected
 
 
 @pytest.mark.parametrize("option", ["cores", "slurm"])
@@ -89,100 +97,47 @@ def test_a_launcher_that_is_not_installed_is_a_sentence(option, extra, tmp_path,
 
 @pytest.fixture
 def job_process(monkeypatch):
-    """As a launcher's process: its signals are put back afterwards."""
+    """As a launcher's process."""
     monkeypatch.setattr(launchers, "_ended", [])
-    before = {number: signal.getsignal(number) for number in launchers.SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_signal_ends_a_job_and_all_after_it(job_process, tmp_path, number, code):
-    with pytest.raises(Ended) as end, beside_others(tmp_path):
+    with pytest.raises(JobFailed) as end, in_own_process(tmp_path):
         os.kill(os.getpid(), number)
         time.sleep(10)
     assert end.value.code == code
-    with pytest.raises(Ended), beside_others(tmp_path):
+    with pytest.raises(JobFailed), in_own_process(tmp_path):
         raise AssertionError("no further job begins")
 
 
-def test_a_signal_between_two_jobs_ends_nothing_but_is_remembered(job_process, tmp_path):
-    with beside_others(tmp_path):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(Ended), beside_others(tmp_path):
-        raise AssertionError("no further job begins")
-
-
-def test_what_a_job_says_goes_to_its_folder(job_process, tmp_path, capsys):
-    with beside_others(tmp_path):
-        pass
-    assert list(tmp_path.iterdir()) == []
-    with beside_others(tmp_path):
+def test_the_console_of_a_job_goes_to_its_folder(job_process, tmp_path, capsys):
+    with in_own_process(tmp_path):
         print("80 %")
     assert (tmp_path / CONSOLE).read_text() == "80 %\n"
     assert capsys.readouterr().out == ""
 
 
-def test_a_signal_reaches_the_jobs_though_one_has_just_ended(job_process, monkeypatch):
-    """The one that ended was still there when the processes were listed."""
-    gone, child = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
-    gone.kill()
-    gone.wait()
-    monkeypatch.setattr(launchers, "_descendants", lambda process: [gone.pid, child.pid])
+def test_a_signal_reaches_the_jobs():
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
     try:
-        with pytest.raises(Preempted), launchers._told_to_end():
+        with pytest.raises(Preempted), jobs_get_signals():
             os.kill(os.getpid(), signal.SIGTERM)
-            assert child.wait(30) == -signal.SIGTERM
+            child.join(30)
+        assert child.exitcode == -signal.SIGTERM
     finally:
         child.kill()
-        child.wait()
-
-
-def test_a_process_that_watches_over_a_job_gets_no_signal_and_this_one_does():
-    """submitit's would send Ctrl-C to its job once more, and kill it a second later."""
-    tell = "import signal; print(*sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))))"
-    with pytest.raises(Preempted), launchers._told_to_end() as told, launchers._kept_from_children():
-        child = subprocess.run([sys.executable, "-c", tell], capture_output=True, text=True)
-        os.kill(os.getpid(), signal.SIGTERM)
-        deadline = time.monotonic() + 30
-        while not told:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    assert child.stdout.split() == [str(int(number)) for number in sorted(launchers.SIGNALS)]
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
-def test_a_job_lets_the_signals_through(job_process, tmp_path):
-    signal.pthread_sigmask(signal.SIG_BLOCK, launchers.SIGNALS)
-    with pytest.raises(Ended), beside_others(tmp_path):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(10)
-
-
-def test_descendants_are_found():
-    child = subprocess.Popen(["sh", "-c", "sleep 60 & wait"])
-    try:
-        deadline = time.monotonic() + 30
-        while len(below := launchers._descendants(child.pid)) < 1:
-            assert time.monotonic() < deadline
-        assert child.pid in launchers._descendants(os.getpid())
-        assert set(below) <= set(launchers._descendants(os.getpid()))
-    finally:
-        for process in [*launchers._descendants(child.pid), child.pid]:
-            os.kill(process, signal.SIGKILL)
-        child.wait()
 
 
 # A machine with several GPUs
 
 
 @pytest.mark.parametrize(
-    ("told", "there", "seen"),
+    ("given", "there", "seen"),
     [
         (None, 2, {"0": 2, "1": 2}),
-        (None, 3, {"0": 2, "1": 1, "2": 1}),
+        (None, 3, {"0": 1, "1": 2, "2": 1}),
         ("4,GPU-7a", 0, {"4": 2, "GPU-7a": 2}),
         (None, 1, {None: 4}),  # as it was
         (None, 0, {None: 4}),
@@ -190,42 +145,21 @@ def test_descendants_are_found():
         ("", 8, {"": 4}),
     ],
 )
-def test_four_processes_go_round_the_gpus(told, there, seen, tmp_path, monkeypatch):
-    together = multiprocessing.get_context("fork")
-    queue, barrier = together.SimpleQueue(), together.Barrier(4)
+def test_four_processes_go_round_the_gpus(given, there, seen, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-
-    def process() -> None:
-        os.environ.pop(VISIBLE, None)
-        if told is not None:
-            os.environ[VISIBLE] = told
-        take_a_gpu(tmp_path)
-        first = os.environ.get(VISIBLE)
-        barrier.wait(60)  # nobody has ended yet
-        take_a_gpu(tmp_path)  # its next job
-        queue.put((first, os.environ.get(VISIBLE)))
-
-    for _ in range(2):  # the places of those that have ended are free again
-        processes = [together.Process(target=process) for _ in range(4)]
-        for each in processes:
-            each.start()
-        for each in processes:
-            each.join(120)
-        found = [queue.get() for _ in processes]
-        assert Counter(first for first, _ in found) == seen
-        assert all(first == second for first, second in found)
-
-
-def test_a_job_beside_others_takes_its_gpu_first(job_process, tmp_path, monkeypatch):
-    monkeypatch.setattr(Launching, "by", lambda launcher, jobs: Launching(True, True))
-    monkeypatch.setattr(gpu_places, "_places", [])
-    monkeypatch.setenv(VISIBLE, "5,6")
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    words = ["train.py", "-m", f"hydra.sweep.dir={tmp_path}", "logger=none", "seed=0,1"]
-    monkeypatch.setattr(sys, "argv", words)
-    seen = []
-    assert main(lambda plan, folder: seen.append(os.environ[VISIBLE])) == 0
-    assert seen == ["5", "5"]
+    found = []
+    for number in range(1, 5):
+        if given is None:
+            monkeypatch.delenv(VISIBLE, raising=False)
+        else:
+            monkeypatch.setenv(VISIBLE, given)
+        process = SimpleNamespace(name=f"LokyProcess-{number}")
+        monkeypatch.setattr(multiprocessing, "current_process", lambda process=process: process)
+        take_a_gpu()
+        found.append(os.environ.get(VISIBLE))
+        take_a_gpu()  # its next job
+        assert os.environ.get(VISIBLE) == found[-1]
+    assert Counter(found) == seen
 
 
 # The tracking store
@@ -240,7 +174,7 @@ def test_four_processes_write_one_store_at_once(tmp_path):
 
     def follow(folder: Path) -> None:
         folder.mkdir()
-        tracker = MLflowTracker(tracking_uri=uri, flush_rounds=1)
+        tracker = Trackers([RunFolder(), MLflowTracker(tracking_uri=uri, flush_rounds=1)])
         barrier.wait()
         tracker.start(run_info(folder, rounds, name=folder.name))
         for round in range(1, rounds + 1):
@@ -253,13 +187,13 @@ def test_four_processes_write_one_store_at_once(tmp_path):
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0] * 4
-    client, experiment = MLflowTracker(tracking_uri=uri).open_store()
+    client, experiment = open_store(uri, "fedspa")
     runs = client.search_runs([experiment])
     assert sorted((run.info.run_name, run.info.status) for run in runs) == [
         (str(n), "FINISHED") for n in range(4)
     ]
     for run in runs:
-        points = client.get_metric_history(run.info.run_id, "global/accuracy_mean")
+        points = client.get_metric_history(run.info.run_id, "accuracy/global")
         assert [point.step for point in points] == list(range(1, rounds + 1))
 
 
@@ -271,7 +205,7 @@ def store(tmp_path_factory):
     """A tracking store whose experiment keeps its files beside it, not in the project."""
     folder = tmp_path_factory.mktemp("mlflow")
     uri = f"sqlite:///{folder}/mlflow.db"
-    client, _ = MLflowTracker(tracking_uri=uri, experiment="unused").open_store()
+    client, _ = open_store(uri, "unused")
     client.create_experiment("fedspa", artifact_location=(folder / "fedspa").as_uri())
     return uri
 
@@ -294,7 +228,6 @@ WITH_RAY = (
     "launcher",
     [
         pytest.param("cores", marks=pytest.mark.slow),
-        pytest.param("submitit_local", marks=pytest.mark.slow),
         pytest.param("ray_cluster", marks=WITH_RAY),
     ],
 )
@@ -310,19 +243,19 @@ def test_a_real_sweep_side_by_side(launcher, tmp_path, store):
     out, err = first.communicate(timeout=600)
     assert first.returncode == 2, err
     assert err.endswith("1 of 4 jobs failed:\n  seed=-1  seed=-1 is out of range: it must be at least 0.\n")
-    assert [f"{count} of 4 done: seed=" in out for count in (1, 2, 3)] == [True] * 3
+    assert [f"{count} of 4 jobs done, about " in out for count in (1, 2, 3)] == [True] * 3
     assert "Everything lies in" not in out  # the jobs' own tables are in their folders
     folders = {path.parent.name: path.parent for path in tmp_path.glob("*/*/summary.json")}
     assert folders.keys() == {"seed=0", "seed=1", "seed=2"}
     for folder in folders.values():
         assert "Everything lies in" in (folder / CONSOLE).read_text()
         assert len((folder / "rounds.csv").read_text().splitlines()) == 1 + 2
-        beside = {"cores": 2, "submitit_local": 4, "ray_cluster": launchers.usable_cores()}[launcher]
+        beside = {"cores": 2, "ray_cluster": launchers.usable_cores()}[launcher]
         cores = max(launchers.usable_cores() // beside, 1)
         assert f"  cores: {cores}\n" in (folder / "config.yaml").read_text()
         assert not (folder / "fedspa.log").exists()
 
-    client, experiment = MLflowTracker(tracking_uri=store).open_store()
+    client, experiment = open_store(store, "fedspa")
     name = next(iter(folders.values())).parent.name
     (parent,) = client.search_runs([experiment], f"tags.sweep = '{name}'")
     nested = client.search_runs([experiment], f"tags.`{PARENT}` = '{parent.info.run_id}'")
@@ -338,13 +271,13 @@ def test_a_real_sweep_side_by_side(launcher, tmp_path, store):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["cores", "submitit_local"])
+@pytest.mark.parametrize("launcher", ["cores"])
 @pytest.mark.parametrize(
     ("number", "to", "code"), [(signal.SIGINT, os.killpg, 130), (signal.SIGTERM, os.kill, 75)]
 )
 def test_a_signal_ends_a_whole_sweep_with_its_rounds_saved(launcher, number, to, code, tmp_path):
     """Ctrl-C, which a terminal sends to all of its processes; and what a scheduler sends to the first."""
-    words = [f"hydra/launcher={launcher}", "logger=none", "federation.rounds=100000", "seed=0,1,2"]
+    words = [f"hydra/launcher={launcher}", "logger=none", "federation.rounds=5000", "seed=0,1,2"]
     process = sweep(tmp_path, *words, start_new_session=True)
     try:
         deadline = time.monotonic() + 300
@@ -353,12 +286,8 @@ def test_a_signal_ends_a_whole_sweep_with_its_rounds_saved(launcher, number, to,
         ):
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.2)
-        below = launchers._descendants(process.pid)
         to(process.pid, number)
         assert process.wait(120) == code
-        deadline = time.monotonic() + 30
-        while any(Path(f"/proc/{child}").exists() for child in below):
-            assert time.monotonic() < deadline
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from archives import pack, unpack
 from batchnorm_runs import CLIENTS, METHODS, TRAINING, network, run
 from federations import Federation, pixels, train, two_workers
 
-from fedspa.checkpoints.archive import pack, unpack
 from fedspa.core.randomness import generator
 from fedspa.core.settings import FaultSettings
 from fedspa.core.weights import ParameterSpace, flat_tensors
@@ -107,13 +107,13 @@ def test_every_method_leaves_the_own_layers_to_the_clients(name):
             assert torch.equal(own(done, client), update.local[SHARED:])
         assert len(done.weights) == SHARED
         assert record.costs.down_bytes <= 2 * 4 * SHARED and record.costs.up_bytes <= 2 * 4 * SHARED
-    visited = sorted(done.loop.state.visits)
-    layers = [own(done, client) for client in visited]
+    trained = sorted(done.loop.state.updates)
+    layers = [own(done, client) for client in trained]
     assert all(
         not torch.equal(one, other) for one, other in zip(layers, [initial, *layers[:-1]], strict=True)
     )
-    assert all(own(done, client) is initial for client in set(range(4)) - set(visited))
-    assert (PERSONAL_MODEL in done.loop.state.client_state(visited[0])) == (name == "ditto")
+    assert all(own(done, client) is initial for client in set(range(4)) - set(trained))
+    assert (PERSONAL_MODEL in done.loop.state.client_state(trained[0])) == (name == "ditto")
 
 
 def test_models_of_ditto_have_layers_of_their_own():
@@ -176,15 +176,15 @@ def test_two_workers_and_a_resumed_run_leave_the_same_bytes(name):
             assert other.loop.state.client_state(client) == alone.loop.state.client_state(client)
 
 
-def test_clients_who_were_never_visited_still_share_the_initial_layers_in_a_resumed_run():
+def test_clients_without_an_update_still_share_the_initial_layers_in_a_resumed_run():
     broken, resumed = (run("fedavg", "norm", clients_per_round=1, rounds=2) for _ in range(2))
     next(broken.loop.rounds())
     resumed.loop.load_state_dict(unpack(pack(broken.loop.state_dict())))
-    never = [client for client in range(4) if client not in resumed.loop.state.visits]
+    never = [client for client in range(4) if client not in resumed.loop.state.updates]
     assert len(never) == 3 and len({id(own(resumed, client)) for client in never}) == 1
 
 
-def test_a_lost_visit_leaves_the_layers_as_they_were():
+def test_a_lost_update_leaves_the_layers_as_they_were():
     whole, lossy = (
         run("fedavg", "norm", rounds=3, faults=FaultSettings(loss=loss), wire="fp32") for loss in (0.0, 0.5)
     )

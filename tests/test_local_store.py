@@ -1,7 +1,8 @@
-"""A store in an SQLite file that moves with its project: artifacts, runs that go on, and what is left to deliver."""
+"""A store in an SQLite file that moves with its project: artifacts, runs that go on, and what is synced later."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 from collections import OrderedDict
@@ -14,13 +15,12 @@ from tracking_runs import run_info, run_record, run_result
 
 from fedspa.core.errors import UserError
 from fedspa.report.runs import folders_in_store
-from fedspa.tracking import mlflow_connection
-from fedspa.tracking.local_store import correct_places, is_missing
-from fedspa.tracking.mlflow_connection import open_client, open_store
-from fedspa.tracking.mlflow_delivery import UNDELIVERED, Ending, Point
-from fedspa.tracking.mlflow_store import MLflowTracker
+from fedspa.tracking import store
+from fedspa.tracking.fanout import Trackers
+from fedspa.tracking.mirror import CONFIRMED, Mirror
+from fedspa.tracking.mlflow_tracker import MLflowTracker
 from fedspa.tracking.run_folder import RunFolder
-from fedspa.tracking.undelivered import Undelivered
+from fedspa.tracking.store import is_missing, open_client, open_store, store_needed
 
 Stand = Callable[[Path], Path]
 
@@ -36,7 +36,7 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
     def stand(root: Path) -> Path:
-        monkeypatch.setattr(mlflow_connection, "project_root", lambda: root)
+        monkeypatch.setattr(store, "project_root", lambda: root)
         return root
 
     return stand
@@ -48,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("made") / "a project"
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patch.setattr(mlflow_connection, "project_root", lambda: root)
+        patch.setattr(store, "project_root", lambda: root)
         finished(MLflowTracker(), root / "outputs/day/first")
     return root
 
@@ -68,16 +68,13 @@ def moved(made: Path, tmp_path: Path, stand: Stand) -> Iterator[Path]:
 
 
 def finished(tracker: MLflowTracker, folder: Path) -> str:
-    """The id of a run that is told to the tracker, from its start or its checkpoint on."""
-    files = RunFolder(replace=True)
-    for each in (files, tracker):
-        each.start(run_info(folder))
+    """The id of a run that is mirrored in a store, from its start or from an earlier one on."""
+    trackers = Trackers([RunFolder(replace=True), tracker])
+    trackers.start(run_info(folder))
     for round in range(1, 5):
-        files.round(run_record(round))
-        tracker.round(run_record(round))
-    for each in (files, tracker):
-        each.finish(run_result())
-    return tracker._run_id
+        trackers.round(run_record(round))
+    trackers.finish(run_result())
+    return str(Mirror(folder).confirmed["run_id"])
 
 
 def places(root: Path) -> set[str]:
@@ -108,7 +105,7 @@ def test_a_store_that_has_not_moved_is_not_written(made: Path) -> None:
     before = file.read_bytes()
     file.chmod(0o444)
     try:
-        correct_places(f"sqlite:///{file}")
+        store._correct_places(f"sqlite:///{file}")
     finally:
         file.chmod(0o644)
     assert file.read_bytes() == before
@@ -125,60 +122,56 @@ def test_places_that_are_not_ours_stay(moved: Path) -> None:
 
 def test_a_file_that_is_no_database_is_left_to_mlflow(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_text("no database" * 100)
-    correct_places(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    with pytest.raises(UserError, match="cannot be used"):
+    store._correct_places(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    with pytest.raises(UserError, match="cannot be used"), store_needed("its"):
         open_store(f"sqlite:///{tmp_path / 'mlflow.db'}", "fedspa")
+
+
+def note_store(folder: Path, uri: str) -> None:
+    """Have the folder say that its run is in that store."""
+    about = json.loads((folder / "mlflow.json").read_text())
+    (folder / "mlflow.json").write_text(json.dumps({**about, "store": uri}))
 
 
 @pytest.mark.parametrize("named", ["", "now"])
 @pytest.mark.parametrize("noted", ["", "old"])
 def test_a_run_goes_on_after_its_project_has_moved(made: Path, moved: Path, noted: str, named: str) -> None:
-    """`noted` in its checkpoint: no address, or the old one; `named` on the command line: the new one, or none."""
-    old = f"sqlite:///{made / 'mlflow.db'}" if noted else ""
+    """`noted` in its folder: no address, or the old one; `named` on the command line: the new one, or none."""
+    folder = moved / "outputs/day/first"
+    assert json.loads((folder / "mlflow.json").read_text())["store"] == ""  # the project's own has no address
+    if noted:
+        note_store(folder, f"sqlite:///{made / 'mlflow.db'}")
     (run_id,) = (place.split("/")[-2] for place in places(moved))
     tracker = MLflowTracker(tracking_uri=f"sqlite:///{moved / 'mlflow.db'}" if named else None)
-    tracker.load_state_dict({"run_id": run_id, "tracking_uri": old, "points": []})
-    assert finished(tracker, moved / "outputs/day/first") == run_id
-
-
-def test_a_checkpoint_notes_no_address_of_the_projects_own_store(moved: Path) -> None:
-    tracker = MLflowTracker()
-    tracker.start(run_info(moved / "outputs/day/third"))
-    assert tracker.state_dict()["tracking_uri"] == ""
-    tracker.abort("KILLED", "")
+    assert finished(tracker, folder) == run_id
 
 
 def test_a_copied_project_goes_on_in_its_own_store(made: Path, tmp_path: Path, stand: Stand) -> None:
     here = tmp_path / "copy"
     shutil.copytree(made, here)
     stand(here)
-    tracker = MLflowTracker()
-    (run_id,) = (place.split("/")[-2] for place in places(here))
-    tracker.load_state_dict({"run_id": run_id, "tracking_uri": "", "points": []})
-    assert tracker.uri == f"sqlite:///{here / 'mlflow.db'}"
-    finished(tracker, here / "outputs/day/first")
+    finished(MLflowTracker(), here / "outputs/day/first")
     (place,) = places(here)
     assert place.startswith(here.as_uri())
 
 
-def test_a_store_that_is_gone_is_told_and_none_is_made(tmp_path: Path, stand: Stand) -> None:
-    root = stand(tmp_path / "project")
-    gone = f"sqlite:///{tmp_path}/elsewhere/mlflow.db"
-    tracker = MLflowTracker()
-    tracker.load_state_dict({"run_id": "a", "tracking_uri": gone, "points": []})
+def test_a_store_that_is_gone_is_told_and_none_is_made(moved: Path, tmp_path: Path) -> None:
+    folder, gone = moved / "outputs/day/first", f"sqlite:///{tmp_path}/elsewhere/mlflow.db"
+    tracker = MLflowTracker(tracking_uri=gone)
     with pytest.raises(UserError, match=r"no tracking store.*loggers\.mlflow\.tracking_uri=.*logger=csv"):
-        tracker.start(run_info(root / "run"))
-    rest = Undelivered(gone, "a", [], Ending("FINISHED", 1, weights=False))
+        tracker.start(run_info(folder))
+    (moved / "mlflow.db").unlink()
     with pytest.raises(UserError, match="no tracking store.*MLFLOW_TRACKING_URI"):
-        rest.deliver(tmp_path)
-    assert is_missing(gone) and not (tmp_path / "elsewhere").exists() and not root.exists()
+        Mirror(folder).sync()
+    assert is_missing(gone) and not (tmp_path / "elsewhere").exists() and not (moved / "mlflow.db").exists()
 
 
-def test_what_is_left_is_delivered_after_the_project_has_moved(moved: Path) -> None:
+def test_what_is_left_is_synced_after_the_project_has_moved(moved: Path) -> None:
     folder = moved / "outputs/day/first"
-    (run_id,) = (place.split("/")[-2] for place in places(moved))
-    Undelivered("", run_id, [Point("late", 1.0, 9, 1)], Ending("FINISHED", 2, weights=False)).save(folder)
-    Undelivered.load(folder).deliver(folder)
-    assert not (folder / UNDELIVERED).exists()
-    run = open_client(f"sqlite:///{moved / 'mlflow.db'}").get_run(run_id)
-    assert run.data.metrics["late"] == 1.0
+    run_id = Mirror(folder).confirmed["run_id"]
+    client = open_client(f"sqlite:///{moved / 'mlflow.db'}")
+    client.update_run(run_id, status="RUNNING")
+    (folder / CONFIRMED).write_text(json.dumps({"run_id": run_id, "round": 2}))
+    Mirror(folder).sync()
+    assert client.get_run(run_id).info.status == "FINISHED"
+    assert [point.step for point in client.get_metric_history(run_id, "train/loss")] == [1, 2, 3, 4]

@@ -23,17 +23,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from archives import pack, unpack
 from PIL import Image
 
-from fedspa.checkpoints.archive import ArchiveError, pack, unpack
+from fedspa.checkpoints.archive import ArchiveError
 from fedspa.checkpoints.checkpoint import Checkpoints
 from fedspa.cli import main
 from fedspa.communication.wire import Envelope, Message, WireError, decode, encode
 from fedspa.core.errors import UserError
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.weights import ParameterSpace
-from fedspa.data.hub import HubImages
-from fedspa.data.idx import IdxImages
+from fedspa.data.images import PublishedImages
 
 ROOT = Path(__file__).parents[1]
 SIDE, TRAIN, TEST = 6, 12, 5
@@ -116,7 +116,7 @@ STATE = {
     "weights": torch.arange(20, dtype=torch.float32),
     "masks": {5: KNOWN, 9: NEXT},
     "curve": [{"accuracy": 41.25, "loss": None}, {"accuracy": 50.0, "loss": 0.5}],
-    "sizes": np.arange(4),
+    "sizes": torch.arange(4),
 }
 ARCHIVE = pack(STATE)
 
@@ -196,7 +196,7 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(source: HubImages, file: Path, wounded: bytes) -> None:
+def load(source: PublishedImages, file: Path, wounded: bytes) -> None:
     """Load with a wounded file in place of a sound one: the source as declared, or one sentence."""
     sound = file.read_bytes()
     file.write_bytes(wounded)
@@ -217,7 +217,7 @@ def load(source: HubImages, file: Path, wounded: bytes) -> None:
 def test_parquet_files(data_folder: Path, seed: int) -> None:
     folder = data_folder / "parquet"
     wounded = mutant(parquet(TRAIN, ("snappy", "zstd", "none")[seed % 3]), seed)
-    load(HubImages(**FACTS, path=str(folder)), folder / "train.parquet", wounded)
+    load(PublishedImages(**FACTS, path=str(folder)), folder / "train.parquet", wounded)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -225,7 +225,7 @@ def test_idx_files(data_folder: Path, seed: int) -> None:
     folder = data_folder / "idx"
     kind = ("images-idx3", "labels-idx1")[seed % 2]
     sound = folder / f"train-{kind}-ubyte"
-    source = IdxImages(**FACTS, path=str(folder))
+    source = PublishedImages(**FACTS, path=str(folder))
     if seed % 4 < 2:
         load(source, sound, mutant(sound.read_bytes(), seed))
         return
@@ -346,18 +346,18 @@ def no_run(folder: Path) -> list[str]:
 
 
 def damaged_rest(folder: Path) -> list[str]:
-    (folder / "mlflow_undelivered.json").write_text('{"points": [[1]]}')
-    return ["deliver.py", str(folder)]
+    (folder / "mlflow.json").write_text('{"store": [1]}')
+    return ["sync.py", str(folder)]
 
 
 SMALL = ["model=small_cnn", "federation.clients=2", "federation.clients_per_round=1"]
 COMMANDS: list[tuple[str, Callable[[Path], list[str]]]] = [
     ("train.parquet is no readable Parquet file", damaged_parquet),
     ("does not exist", lambda folder: ["dataset=mnist", f"dataset.path={folder}/nothing"]),
-    ("train-labels-idx1-ubyte, row 11 (from 0): the label 200 is out of range", label_out_of_range),
+    ("split train, row 11 (from 0): the label 200 is out of range", label_out_of_range),
     ("config.yaml cannot be read", damaged_config),
     ("holds no run", no_run),
-    ("mlflow_undelivered.json is damaged", damaged_rest),
+    ("mlflow.json is damaged", damaged_rest),
     ("os.system is not a class of fedspa", lambda folder: ["dataset._target_=os.system"]),
     ("builtins.eval is not a class of fedspa", lambda folder: ["+loggers.spy._target_=builtins.eval"]),
     (
@@ -373,7 +373,7 @@ def test_whole_commands(tmp_path: Path, sentence: str, prepare: Callable[[Path],
     folder = tmp_path / "given"
     folder.mkdir()
     words = prepare(folder)
-    if words[0] != "deliver.py":
+    if words[0] != "sync.py":
         words = ["train.py", *words, "logger=none", f"hydra.run.dir={tmp_path}/run"]
     before = contents(tmp_path)
     done = subprocess.run(

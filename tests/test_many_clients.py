@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from archives import pack, unpack
 from federations import small
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,12 +17,13 @@ from safetensors.numpy import load_file
 from fedspa.core.client_state import NOTHING, ClientState
 from fedspa.core.errors import UserError
 from fedspa.core.packed_mask import PackedMask
-from fedspa.core.saved import Saved
+from fedspa.core.tensor_file import save_tensors
 from fedspa.data.batches import Pixels
 from fedspa.data.image_set import Augmentation
 from fedspa.data.made import MadePixels
 from fedspa.data.synthetic_clients import SyntheticClients
-from fedspa.federated.client_states import ClientStates, saved_states
+from fedspa.federated import client_states
+from fedspa.federated.client_states import ClientStates
 from fedspa.federated.sampling import sample_clients, sample_tested
 from fedspa.masks.rsm import RSM
 from fedspa.methods.ditto import Ditto
@@ -29,7 +31,6 @@ from fedspa.methods.fedspa import FedSpa
 from fedspa.partition.clients import row_counts
 from fedspa.runs.assembly import build
 from fedspa.runs.experiment import run
-from fedspa.tracking.tensor_file import save_tensors
 
 AUGMENTATION = Augmentation(crop_padding=2, flip=True, cutout=3)
 
@@ -145,42 +146,58 @@ def test_memory_is_bounded_and_shared_states_count_once():
     for client in range(50):
         states[client] = weights(shared)
     states[50], states[51] = weights(torch.ones(10)), weights(torch.ones(10))
-    assert states.in_file == 1  # 40 bytes shared, 40 of client 50, and no room for 51
+    assert states.bytes_in_file == 40  # 40 bytes shared, 40 of client 50, and no room for 51
     assert states[3]["weights"] is shared and states[51] == weights(torch.ones(10))
     states[50] = NOTHING
     states[52] = weights(torch.ones(10))
-    assert states.in_file == 1 and states[50] == NOTHING
+    assert states.bytes_in_file == 40 and states[50] == NOTHING
     states[53] = weights(shared) | {"extra": torch.ones(1, 0), "mask": PackedMask.pack(torch.ones(200))}
-    assert states.in_file == 2  # the rest of its record stays in memory
+    assert states.bytes_in_file == 65  # the rest of its record stays in memory
     assert states[53]["weights"] is shared and states[53].density == 1 and states[53]["extra"].shape == (1, 0)
 
 
-def test_what_clients_share_lies_once_in_the_file():
+def test_what_clients_share_lies_once_in_the_file_and_is_shared_again_after_a_checkpoint():
     shared, states = torch.zeros(10), ClientStates(0)
     mask = PackedMask.pack(torch.ones(80))
     for client in range(5):
         states[client] = weights(shared) | {"mask": mask}
-    assert states.in_file == 5 and states._file._end == 50
-    assert len({id(item) for client in states for item in states.held(client).values()}) == 2
-    states[0] = NOTHING
-    states[5] = weights(torch.zeros(10))
-    assert states._file._end == 90 and states[4] == weights(shared) | {"mask": mask}
+    assert states.bytes_in_file == 50
+    assert len({id(item) for state in states.values() for item in state.stored.values()}) == 2
+    states[5] = states[0]
+    states[6] = weights(torch.zeros(10))
+    assert states.bytes_in_file == 90
     del shared, mask
-    assert len(states._file._stored) == 0
-    again = saved_states(Saved({"first": {}, "clients": states.at_rest()}, "it"), NOTHING, torch.zeros(80), 0)
-    assert again._file._end == 90 and again[4] == states[4]
+    again = unpack(pack(states))
+    assert len({id(item) for state in again.values() for item in state.values()}) == 3
+    assert {client: ClientState(state) for client, state in again.items()} == {
+        str(client): state for client, state in states.items()
+    }
 
 
-def test_places_in_the_file_are_used_again_when_no_copy_needs_them():
+def test_places_in_the_file_are_used_again_when_nothing_refers_to_them():
     states = ClientStates(0)
     states[0] = weights(torch.zeros(10))
-    before = states.copy()
+    before, column = states.copy(), states[0]["weights"].view(5, 2).numpy()[:, 1]
     states[0] = weights(torch.ones(10))
-    assert before[0] == weights(torch.zeros(10)) and states._file._end == 80
+    assert before[0] == weights(torch.zeros(10)) and states.bytes_in_file == 80
     del before
     for value in range(10):
         states[0] = weights(torch.full((10,), float(value)))
-    assert states[0] == weights(torch.full((10,), 9.0)) and states._file._end == 80
+        assert states.bytes_in_file == 80  # an array still looks at the first
+    assert column.sum() == 0
+    del column
+    assert states[0] == weights(torch.full((10,), 9.0)) and states.bytes_in_file == 40
+    states[1], states[2] = weights(torch.ones(10)), weights(torch.ones(11))
+    assert states._shelf.file._end == 4 * 64  # three places of 40 bytes and one of 44, each aligned
+
+
+def test_an_item_larger_than_a_chunk_of_the_file_lies_in_one_piece(monkeypatch):
+    monkeypatch.setattr(client_states, "CHUNK", 1 << 14)
+    states = ClientStates(0)
+    for client in range(20):
+        states[client] = weights(torch.full((300 * client,), float(client)))
+    for client in range(20):
+        assert states[client] == weights(torch.full((300 * client,), float(client)))
 
 
 @pytest.mark.parametrize("method", [FedSpa(name="fedspa"), Ditto(name="ditto")])
@@ -191,7 +208,7 @@ def test_a_federation_does_not_notice_where_its_states_lie(method):
     records = [federation.run() for federation in runs]
     assert records[0][-1].scores == records[1][-1].scores
     states = [federation.loop.state.clients for federation in runs]
-    assert states[0].in_file == len(states[0]) > 2 and states[1].in_file == 0
+    assert states[0].bytes_in_file > 0 and len(states[0]) > 2 and states[1].bytes_in_file == 0
     for client in states[1]:
         assert states[0][client] == states[1][client]
 
@@ -211,13 +228,13 @@ def test_of_many_clients_there_are_arrays(plan, tmp_path):
     made = (*FEW, *MADE, "finetune.epochs=1")
     run(plan(*made), tmp_path / "rows")
     summary = run(plan(*made, "save.client_files=11", "hardware.state_memory_gb=0"), tmp_path / "arrays")
-    assert summary["clients"] == 12 and summary["accuracy"]["global"]["clients"] == 3
-    assert summary["accuracy"]["finetuned"]["clients"] == 3
+    assert summary["clients"] == 12 and summary["final/accuracy/global/clients"] == 3
+    assert summary["final/accuracy/finetuned/clients"] == 3
     rows, arrays = (tmp_path / name for name in ("rows", "arrays"))
     for same in ("rounds.csv", "masks.safetensors", "weights.safetensors"):
         assert (rows / same).read_bytes() == (arrays / same).read_bytes()
     assert not (arrays / "clients.csv").exists() and not (arrays / "partition.png").exists()
-    by_row = np.genfromtxt(rows / "clients.csv", delimiter=",", names=True)
+    by_row = np.genfromtxt(rows / "clients.csv", delimiter=",", names=True, deletechars="")
     by_array = load_file(arrays / "clients.safetensors")
     for name, column in by_array.items():
         np.testing.assert_array_equal(column, by_row[name])
@@ -232,7 +249,7 @@ def test_the_rows_of_many_clients_that_a_partition_dealt_are_kept(plan, tmp_path
     dealt, table = load_file(tmp_path / "partition.safetensors"), load_file(tmp_path / "clients.safetensors")
     assert sorted(dealt["rows"]) == list(range(1397))
     assert dealt["sizes"].tolist() == table["train_size"].tolist()
-    assert table["visits"].sum() == 4
+    assert table["client_updates"].sum() == 4
 
 
 def test_tensor_files_read_back_and_are_aligned(tmp_path: Path):

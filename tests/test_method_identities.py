@@ -33,7 +33,7 @@ from fedspa.models.initialise import seeded
 
 
 def assert_same(one: Federation, other: Federation, kinds: Sequence[str] = ("global", "local")) -> None:
-    """Run both: round by round the same weights, losses, scores and visits."""
+    """Run both: round by round the same weights, losses, scores and updates."""
     for ours, theirs in zip(one.loop.rounds(), other.loop.rounds(), strict=True):
         assert torch.equal(one.weights, other.weights)
         assert (ours.participants, ours.loss, ours.samples) == (
@@ -106,13 +106,13 @@ def test_ditto_without_pull_and_shared_epochs_is_local():
     for ours, theirs in zip(ditto.loop.rounds(), local.loop.rounds(), strict=True):
         assert (ours.loss, ours.samples) == (theirs.loss, theirs.samples)
         assert ours.costs.train_flops == theirs.costs.train_flops
-    for client in local.loop.state.visits:
+    for client in local.loop.state.updates:
         own, same = ditto.loop.state.clients[client], local.loop.state.clients[client]
         assert own == same and not torch.equal(own.tensor("weights"), ditto.initial)
     assert torch.equal(ditto.weights, ditto.initial)  # nothing was trained on the shared branch
     personal = ditto.loop.state.scores["personal"]["accuracy"].dense(4)
     scores = local.loop.state.scores["local"]["accuracy"].dense(4)
-    for client in local.loop.state.visits:
+    for client in local.loop.state.updates:
         assert personal[client] == scores[client]
 
 
@@ -154,7 +154,7 @@ def test_the_density_of_subfedavg_only_falls_and_ends_at_the_target():
         [torch.full((n,), len(s) > 1) for n, s in zip(run.space.sizes, run.space.shapes, strict=True)]
     )
     for client in range(4):
-        masks = [update.mask for visited, update in run.updates if visited == client]
+        masks = [update.mask for trained, update in run.updates if trained == client]
         assert len(masks) > 4
         for earlier, later in zip(masks, masks[1:], strict=False):
             assert (later <= earlier).all()  # what was pruned stays so

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from archives import pack, unpack
 from batchnorm_runs import run as batchnorm_run
 from by_hand import CLIENTS, LABELS, LRS, PICTURES, W0, Vector, loss_and_gradient, sgd
 from federations import Clients, Federation, federation, small, two_workers
 from torch import nn
 
-from fedspa.checkpoints.archive import pack, unpack
 from fedspa.core.client import Client, ClientUpdate, Diverged, Initial
 from fedspa.core.client_state import ClientState
 from fedspa.core.errors import UserError
@@ -28,7 +28,7 @@ from fedspa.federated.executor import InProcess
 from fedspa.methods.base import Method
 from fedspa.methods.fedavg import FedAvg
 from fedspa.planning.cost_report import CostReport
-from fedspa.planning.counting import UpdateCosts
+from fedspa.planning.counting import Update, UpdateCosts
 from fedspa.runs.assembly import build
 from fedspa.training.local_training import LocalTraining
 
@@ -183,12 +183,12 @@ def test_tensors_are_charged_four_bytes_a_value_each_way(wire):
 def test_costs_counted_before_the_run_are_those_of_the_run(clients_per_round):
     run = tiny(clients_per_round=clients_per_round)
     setup = run.loop._setup
-    count = UpdateCosts(CONTROL_VARIATES, run.space, setup.training, run.space.sizes)
+    count = UpdateCosts(CONTROL_VARIATES, run.space, setup.training)
     seen: set[int] = set()
     for t, record in enumerate(run.loop.rounds()):
         counted = Costs()
         for client in record.participants:
-            counted += count(setup.network, ROWS[client], round=t, first=client not in seen)
+            counted += count(setup.network, Update(ROWS[client], client not in seen, t))
             seen.add(client)
         assert counted == record.costs
         assert counted.down_bytes == counted.up_bytes == clients_per_round * 4 * (15 + 15 + 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,12 +12,12 @@ from by_hand import CLIENTS, LRS, W0, loss_and_gradient, sgd
 from federations import Federation, two_workers
 from test_rounds_by_hand import tiny_federation
 
-from fedspa.core.client import Client, ClientUpdate, Initial
+from fedspa.core.client import Client, ClientUpdate, Initial, Peers
 from fedspa.core.client_state import ClientState
 from fedspa.core.errors import UserError
 from fedspa.core.server import Aggregate, ServerState
 from fedspa.methods.fedavg import FedAvg
-from fedspa.planning.counting import UpdateCosts
+from fedspa.planning.counting import Update, UpdateCosts
 
 EXECUTORS = {"one process": {}, "two workers": {"executor": two_workers}, "wire": {"wire": "fp32"}}
 
@@ -57,8 +56,8 @@ def test_a_step_before_round_one_by_hand(where):
     assert second.dense_costs == first.dense_costs * 2  # the dense rival prepares nothing
 
     setup = run.loop._setup
-    counted = UpdateCosts(Prepared(name="prepared"), setup.space, setup.training, setup.space.sizes)
-    told = [counted(setup.network, rows, round=0, first=True, prepares=True) for rows in (3, 5)]
+    counted = UpdateCosts(Prepared(name="prepared"), setup.space, setup.training)
+    told = [counted(setup.network, Update(rows, first=True, round=0, prepares=True)) for rows in (3, 5)]
     assert sum(costs.traffic_bytes for costs in told) == 2 * 120
     assert sum(costs.search_flops for costs in told) == first.costs.search_flops
 
@@ -72,10 +71,8 @@ class Neighbours(FedAvg):
     def client_init(self, client: int, initial: Initial) -> ClientState:
         return ClientState(weights=initial.weights)
 
-    def message(
-        self, server: ServerState, client: int, state_of: Callable[[int], ClientState]
-    ) -> ServerState:
-        models = [state_of(other).tensor("weights") for other in range(2)]
+    def message(self, server: ServerState, client: int, peers: Peers) -> ServerState:
+        models = [peers.state_of(other).tensor("weights") for other in range(2)]
         return ServerState((models[0] + models[1]) / 2 if client == 1 else models[0])
 
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:

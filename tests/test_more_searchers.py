@@ -14,26 +14,56 @@ from hypothesis import strategies as st
 from test_masks import SPACE, masks, vectors, where
 from test_rounds_by_hand import tiny_federation
 
+from fedspa.checkpoints.archive import read, write
 from fedspa.core.client_state import ClientState
 from fedspa.core.errors import UserError
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.weights import ParameterSpace
-from fedspa.masks.rigl import GROWN, RigL
+from fedspa.federated.exploration import EXPLORED
+from fedspa.masks.deepr import DeepR
+from fedspa.masks.dsr import DSR
+from fedspa.masks.dynamic import GROWN
+from fedspa.masks.gmp import GMP
+from fedspa.masks.granet import GraNet
+from fedspa.masks.nm import NM
+from fedspa.masks.rigl import RigL
 from fedspa.masks.search_input import SearchInput
+from fedspa.masks.snfs import SNFS
 from fedspa.masks.snip import SNIP
+from fedspa.masks.topkast import TopKAST
 from fedspa.methods.fedspa import FedSpa
 from fedspa.planning.cost_report import CostReport
+from fedspa.planning.counting import Update
 from fedspa.runs.assembly import build
 
 relaxed = settings(deadline=None, max_examples=50)
 FEDSPA = FedSpa(name="fedspa")
-SEARCHERS = {"snip": SNIP(name="snip"), "rigl": RigL(name="rigl", anneal_rounds=4)}
+SEARCHERS = {
+    searcher.name: searcher
+    for searcher in (
+        SNIP(name="snip"),
+        RigL(name="rigl", anneal_rounds=4),
+        TopKAST(name="topkast", interval=2),
+        GMP(name="gmp", anneal_rounds=4),
+        GraNet(name="granet", anneal_rounds=4),
+        SNFS(name="snfs", anneal_rounds=6),
+        DSR(name="dsr", threshold=0.01),
+        DeepR(name="deepr"),
+        NM(name="nm", anneal_rounds=6),
+    )
+}
 TINY = ParameterSpace(("fc", "bias"), ((2, 3), (2,)))
 
 
 def search(mask, weights, gradient, round=0, space=TINY, **options) -> SearchInput:
     counts = space.count(mask)
     return SearchInput(space, mask, weights, gradient, round, torch.Generator(), counts, **options)
+
+
+def fitted(searcher, target, space=TINY, horizon=8):
+    """The searcher for a network whose layer sparsity asks for these counts."""
+    searcher.fit(space, target, horizon)
+    return searcher
 
 
 # SNIP ----------------------------------------------------------------------------------------------------
@@ -43,11 +73,11 @@ def test_snip_keeps_the_largest_products_of_all_tensors_together_or_of_each():
     weights = torch.tensor([1.0, -2, 3, 0.5, 0, 4, 1, -1])
     gradient = torch.tensor([2.0, 2, -1, 9, 100, 0.5, 5, -0.1])
     # |g w| = 2, 4, 3, 4.5, 0, 2 | 5, 0.1: a large gradient at a weight of 0 counts for nothing.
-    found = search(torch.ones(8), weights, gradient, active=(3, 1))
-    assert where(SNIP(name="snip").first_mask(found)) == {1, 2, 3, 6}
-    fewer = replace(found, active=(3, 0))
-    assert where(SNIP(name="snip").first_mask(fewer)) == {1, 3, 6}  # the bias takes a place of the weights
-    assert where(SNIP(name="snip", scope="tensor").first_mask(fewer)) == {1, 2, 3}
+    found = search(torch.ones(8), weights, gradient)
+    assert where(fitted(SNIP(name="snip"), (3, 1)).first_mask(found)) == {1, 2, 3, 6}
+    # The bias takes a place of the weights.
+    assert where(fitted(SNIP(name="snip"), (3, 0)).first_mask(found)) == {1, 3, 6}
+    assert where(fitted(SNIP(name="snip", scope="tensor"), (3, 0)).first_mask(found)) == {1, 2, 3}
 
 
 @relaxed
@@ -55,8 +85,8 @@ def test_snip_keeps_the_largest_products_of_all_tensors_together_or_of_each():
 def test_snip_has_exactly_the_density_asked_for(data, scope):
     weights, gradient = data.draw(vectors(SPACE.total)), data.draw(vectors(SPACE.total))
     active = [data.draw(st.integers(0, size)) for size in SPACE.sizes]
-    found = search(torch.ones(SPACE.total), weights, gradient, space=SPACE, active=active)
-    mask = SNIP(name="snip", scope=scope).first_mask(found)
+    found = search(torch.ones(SPACE.total), weights, gradient, space=SPACE)
+    mask = fitted(SNIP(name="snip", scope=scope), active, SPACE).first_mask(found)
     assert set(mask.tolist()) <= {0.0, 1.0} and mask.sum() == sum(active)
     if scope == "tensor":
         assert list(SPACE.count(mask)) == active
@@ -142,12 +172,12 @@ def test_rigl_never_changes_the_count_of_a_tensor_and_starts_within_the_mask(dat
     assert torch.equal(start, after * mask if round < 6 else after)
 
 
-def test_a_second_visit_of_rigl_starts_at_zero_where_the_mask_grew():
+def test_a_second_update_of_rigl_starts_at_zero_where_the_mask_grew():
     run = tiny_federation(FEDSPA, RigL(name="rigl", alpha=0.5, anneal_rounds=10), MASKS)
     loop = run.loop.rounds()
     next(loop)
     states, served = dict(run.loop.state.clients), run.weights.clone()
-    assert set(states[0]) == {"mask", GROWN}
+    assert set(states[0]) == {"mask", GROWN, EXPLORED}
     starts = []
     for state in states.values():
         grown, mask = (state[name].unpack(like=served) for name in (GROWN, "mask"))
@@ -164,7 +194,7 @@ def test_a_second_visit_of_rigl_starts_at_zero_where_the_mask_grew():
 
 @pytest.mark.parametrize("name", SEARCHERS)
 @pytest.mark.parametrize("way", ["workers", "wire", "resumed"])
-def test_the_bytes_are_those_of_one_process(name, way):
+def test_the_bytes_are_those_of_one_process(name, way, tmp_path):
     plain = small(FEDSPA, SEARCHERS[name], rounds=5)
     told = plain.run()
     options = {"wire": {"wire": "fp32"}, "workers": {"executor": two_workers}}
@@ -174,7 +204,10 @@ def test_the_bytes_are_those_of_one_process(name, way):
         rounds = begun.loop.rounds()
         for _ in range(3):
             next(rounds)
-        other.loop.load_state_dict(begun.loop.state_dict())
+        with (tmp_path / "checkpoint").open("wb") as file:
+            write(begun.loop.state_dict(), file)
+        with (tmp_path / "checkpoint").open("rb") as file:
+            other.loop.load_state_dict(read(file))
     again = other.run()
     other.close()
     assert torch.equal(plain.weights, other.weights)
@@ -182,36 +215,62 @@ def test_the_bytes_are_those_of_one_process(name, way):
     assert told[-1].scores == again[-1].scores
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("mask=snip", "mask.scope=tensor"),
-        ("mask=rigl",),
-        ("mask=rigl", "mask.end=0.5", "federation.wire=fp32"),
-    ],
-)
-def test_costs_of_a_run_are_those_told_before(plan, overrides):
+def costs_before_and_after(plan, *overrides):
+    """A report, and the costs of the run that it is of."""
     made = plan(
         "dataset=synthetic", "partition=iid", "federation.clients=4", "federation.clients_per_round=2",
         "federation.rounds=4", "training.epochs=1", "logger=none", "hardware.workers=1", *overrides,
     )  # fmt: skip
     federation = build(made)
     list(federation.loop.rounds())
-    told, counted = CostReport.of(made).total, federation.loop.state.costs
-    assert replace(counted, encoded_bytes=0) == replace(told, encoded_bytes=0)
-    report = CostReport.of(made)
-    rows = report.client_sizes[0]
-    gradient = report.network.search_flops(min(rows, made.settings.training.batch_size))
-    first, later, still = (report.visit(rows, *kind) for kind in ((True, 0), (False, 0), (False, 3)))
-    if (
-        overrides[0] == "mask=snip"
-    ):  # one dense gradient and the dense weights at the first update, and nothing later
+    return CostReport.of(made), federation.loop.state.costs
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "mask=snip mask.scope=tensor",
+        "mask=rigl mask.end=0.5 federation.wire=fp32",
+        "mask=topkast mask.interval=3",
+        "mask=gmp mask.initial_sparsity=0.2",
+        "mask=granet mask.scope=tensor mask.interval=2",
+        "mask=deepr",
+        "mask=nm layer_sparsity=uniform sparsity=0.75 mask.n=1",
+    ],
+)
+def test_costs_of_a_run_are_those_told_before(plan, overrides):
+    report, counted = costs_before_and_after(plan, *overrides.split())
+    assert replace(counted, encoded_bytes=0) == replace(report.total, encoded_bytes=0)
+
+
+@pytest.mark.parametrize("overrides", ["mask=snip", "mask=granet", "mask=snfs", "mask=dsr"])
+def test_where_only_a_run_can_tell_the_costs_before_are_bounds(plan, overrides):
+    report, counted = costs_before_and_after(plan, *overrides.split())
+    told = report.total
+    assert told.train_flops >= counted.train_flops and told.mask_bytes >= counted.mask_bytes
+    # The total is planned, and with it the values that travel and the searches.
+    for name in ("search_flops", "down_bytes", "up_bytes"):
+        assert getattr(told, name) == getattr(counted, name) > 0 or overrides == "mask=dsr"
+    assert any("upper bounds" in note for note in report.notes)
+
+
+def test_what_a_first_and_a_later_update_cost(plan):
+    for overrides in (("mask=snip", "mask.scope=tensor"), ("mask=rigl",)):
+        made = plan("dataset=synthetic", "partition=iid", "federation.rounds=4", *overrides)
+        report = CostReport.of(made)
+        rows = report.client_sizes[0]
+        gradient = report.network.search_flops(min(rows, made.settings.training.batch_size))
+        kinds = (Update(rows, True, 0), Update(rows, False, 0), Update(rows, False, 3))
+        changing = (kind._replace(changes=made.mask.changes(-1, kind.round)) for kind in kinds)
+        first, later, still = map(report.update, changing)
+        if overrides == ("mask=rigl",):
+            assert (first.search_flops, later.search_flops, still.search_flops) == (gradient, gradient, 0)
+            assert later.mask_bytes > still.mask_bytes == 0
+            continue
+        # One dense gradient and the dense weights at the first update, and nothing later.
         assert (first.search_flops, later.search_flops, later.mask_bytes) == (gradient, 0, 0)
         assert first.down_bytes == 4 * report.space.total > later.down_bytes == first.up_bytes
         assert first.mask_bytes == report.network.mask_bytes(report.active)
-    else:
-        assert (first.search_flops, later.search_flops, still.search_flops) == (gradient, gradient, 0)
-        assert later.mask_bytes > still.mask_bytes == 0
 
 
 def test_wrong_options_are_told(plan):
@@ -223,4 +282,3 @@ def test_wrong_options_are_told(plan):
             plan("mask=rigl", f"mask.{option}={value}")
     with pytest.raises(UserError, match="initial is not a setting"):
         plan("mask=snip", "mask.initial=same")
-    assert any("true masks" in note for note in CostReport.of(plan("mask=snip", "dataset=synthetic")).notes)

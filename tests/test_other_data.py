@@ -351,13 +351,6 @@ class TestRegression:
         assert MeanAbsoluteError(name="mae")(predicted, target, 0).tolist() == [1, 3]
         assert not MeanSquaredError.higher_is_better and Accuracy.higher_is_better
 
-    @pytest.mark.parametrize("name", ["features", "regression"])
-    def test_metrics_must_fit_the_targets(self, name: str) -> None:
-        toy = TOYS[name]
-        wrong = METRICS[not toy.numbers]
-        with pytest.raises(UserError, match=f"metric={next(iter(wrong))} "):
-            Evaluator(toy.examples(4, 0, torch.float64), [np.arange(4)], wrong, 3, batch_size=4)
-
     def test_it_has_no_accuracy(self) -> None:
         toy = TOYS["regression"]
         engine = eager_engine(toy, toy.examples(EACH, 0, torch.float64), TrainingSettings())

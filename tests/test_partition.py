@@ -166,7 +166,7 @@ def test_shards_keep_to_their_number_of_classes(per_client: int, clients: int, s
 
 
 def test_more_clients_than_rows_is_refused() -> None:
-    with pytest.raises(UserError, match="federation.clients=8 cannot share 5 training images: .* at most 5"):
+    with pytest.raises(UserError, match="federation.clients=8 cannot share 5 training rows: .* at most 5"):
         Iid(name="iid").split(balanced(5, 2), 8, rng())
 
 
@@ -175,7 +175,7 @@ def test_a_client_without_rows_is_refused() -> None:
         def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
             return [np.arange(len(labels)), np.array([]), np.array([])]
 
-    with pytest.raises(UserError, match="partition=unfair leaves 2 of federation.clients=3 without images"):
+    with pytest.raises(UserError, match="partition=unfair leaves 2 of federation.clients=3 without rows"):
         Unfair(name="unfair").split(np.zeros(4, np.int64), 3, rng())
 
 

@@ -86,7 +86,7 @@ def test_the_template_is_installed_and_trained_outside_the_clone(site, tmp_path)
     assert ended.returncode == 0, ended.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["mask"], summary["model"]) == ("lottery", "one_layer")
-    assert summary["flops"]["search"] == 0 and summary["traffic_bytes"]["masks"] > 0
+    assert summary["cost/flops_search"] == 0 and summary["cost/traffic_mask_bytes"] > 0
     assert "mask.share=3.0 is out of range" in refusal(
         fedspa(tmp_path, "train", "mask=lottery", "mask.share=3", path=(site,))
     )

@@ -74,7 +74,7 @@ def test_golden_draws():
 def test_participants_are_distinct_sorted_and_fair():
     rounds = [sample_clients(1, t, clients=10, count=3) for t in range(400)]
     assert all(chosen == sorted(set(chosen)) and len(chosen) == 3 for chosen in rounds)
-    visits = np.bincount(np.concatenate(rounds), minlength=10)
-    # Each client expects 120 visits with a standard deviation of sqrt(400 x 0.3 x 0.7) = 9.2.
-    assert abs(visits - 120).max() < 4 * 9.2
+    rounds_of = np.bincount(np.concatenate(rounds), minlength=10)
+    # Each client expects 120 rounds with a standard deviation of sqrt(400 x 0.3 x 0.7) = 9.2.
+    assert abs(rounds_of - 120).max() < 4 * 9.2
     assert sample_clients(1, 0, clients=4, count=4) == [0, 1, 2, 3]

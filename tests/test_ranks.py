@@ -26,12 +26,13 @@ from fedspa.federated.executor import InProcess
 from fedspa.masks.dst import DST
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedspa import FedSpa
+from fedspa.runs import ranks
 from fedspa.runs.experiment import run
-from fedspa.runs.rank_group import RankGroup, RankLost
-from fedspa.runs.ranks import Packed, Ranks, share_out
+from fedspa.runs.pickling import pack, unpack
+from fedspa.runs.rank_group import RankGroup, RankLost, on_every_rank
+from fedspa.runs.ranks import Ranks, share_out
 
 ROOT = Path(__file__).resolve().parents[1]
-CPU = torch.device("cpu")
 
 
 def hear(link: Any) -> Any:
@@ -93,7 +94,7 @@ def test_one_two_and_four_ranks_give_the_same_bytes(in_ranks, method):
     def work(group: RankGroup) -> Any:
         def executor(runner):
             own = InProcess(runner)
-            return Ranks(own, group, runner.work, CPU)
+            return Ranks(own, group, runner.work)
 
         federation = small(*METHODS[method](), executor=executor)
         records = federation.run()
@@ -128,12 +129,12 @@ class Answering:
 
 def jobs_in_ranks(answers: dict[int, Any]) -> Callable[[RankGroup], Any]:
     """Jobs 0 to 5, equally large: rank 0 of two has the even ones."""
-    return lambda group: list(
-        Ranks(Answering(answers), group, lambda job: 1, CPU).run(range(6), torch.empty(0))
-    )
+    return lambda group: list(Ranks(Answering(answers), group, lambda job: 1).run(range(6), torch.empty(0)))
 
 
-def test_every_rank_gets_every_answer_in_order(in_ranks):
+@pytest.mark.parametrize("together", [1, 64])
+def test_every_rank_gets_every_answer_in_order(in_ranks, monkeypatch, together):
+    monkeypatch.setattr(ranks, "TOGETHER", together)
     given = {3: ("three", torch.arange(3.0), torch.empty(0), torch.tensor(True))}
     expected = [str([0, 1, 2, given[3], 4, 5])] * 2
     assert in_ranks(2, lambda group: str(jobs_in_ranks(given)(group))) == expected
@@ -185,6 +186,21 @@ def test_the_first_rank_is_asked_for_all(in_ranks):
     assert work(RankGroup()) == "of 0"
 
 
+def test_a_file_of_the_first_rank_reaches_all(in_ranks, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedspa.runs.rank_group.PIECE", 1000)
+    file = tmp_path / "file"
+    file.write_bytes(bytes(range(256)) * 10)
+
+    def work(group: RankGroup) -> Any:
+        read = []
+        for path in (file, None):
+            with on_every_rank(path if group.main else None, group) as there:
+                read.append(there and there.read())
+        return read
+
+    assert in_ranks(2, work) == [[file.read_bytes(), None]] * 2
+
+
 def test_small_talk(in_ranks):
     def work(group: RankGroup) -> Any:
         return group.broadcast(f"of {group.rank}"), group.gather(group.rank)
@@ -199,14 +215,13 @@ def test_jobs_go_to_whoever_has_least_to_do():
     assert share_out([7, 7, 1], ranks=1) == [0, 0, 0]
 
 
-def test_tensors_are_packed_beside_the_pickle():
+def test_a_tensor_travels_once_and_a_view_without_the_rest():
     large = torch.arange(100_000.0)
-    packed = Packed.of({"one": large, "two": [large, large[:3]], "three": PackedMask.pack(large > 5)})
-    assert len(packed.pickled) < 1000
-    assert [len(tensor) for tensor in packed.tensors] == [100_000, 3, 12_500]
-    again = packed.unpack()
-    assert again["one"] is large and again["two"][0] is large
-    assert again["three"] == PackedMask.pack(large > 5)
+    packed = pack({"one": large, "two": [large, large[:3]], "three": PackedMask.pack(large > 5)})
+    assert len(packed) < 420_000
+    again = unpack(packed)
+    assert torch.equal(again["one"], large) and again["two"][0] is again["one"]
+    assert torch.equal(again["two"][1], large[:3]) and again["three"] == PackedMask.pack(large > 5)
 
 
 # How the process was started

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,19 +17,28 @@ from report_runs import make_run
 
 from fedspa.core.errors import UserError
 from fedspa.core.paths import project_root
-from fedspa.report import tables
-from fedspa.report.density import density_table
-from fedspa.report.formats import Cell, Column, Table, html_table, latex, markdown
+from fedspa.report import cells, tables
 from fedspa.report.options import parse
-from fedspa.report.page import make_report, write_report
+from fedspa.report.page import Report, make_report, render, results, write_report
 from fedspa.report.paper import paper_tables, printed, printed_values
-from fedspa.report.results import write_results
 from fedspa.report.runs import folders_under, read_runs
-from fedspa.report.study import Study, make_study
+from fedspa.report.study import Row, Setting, Study, make_study
+from fedspa.report.table import Cell, Column, Table
 
 
 def study_of(root: Path) -> Study:
     return make_study("small", read_runs(folders_under(root)))
+
+
+def found(study: Study, beginning: str, targets: Sequence[float] = ()) -> list[Table]:
+    """The tables of a study whose names begin so."""
+    return [table for table in tables.all_tables(study, targets) if table.name.startswith(beginning)]
+
+
+def numbers(study: Study) -> list[dict[str, str]]:
+    """The rows of results.csv."""
+    text = results(study, tables.all_tables(study)).to_csv(index=False)
+    return list(csv.DictReader(text.splitlines()))
 
 
 @pytest.fixture
@@ -40,7 +50,7 @@ def small(tmp_path: Path) -> Study:
         tmp_path / "d1",
         {"global": [40, 62], "personal": [50, 69], "local": [60, 82]},
         seed=1,
-        visited=3,
+        trained=3,
         **dst,
     )
     dense = {"method": "fedavg", "mask": "none", "sparsity": 0.0, "traffic": 6e6, "flops": 4e9}
@@ -51,16 +61,16 @@ def small(tmp_path: Path) -> Study:
 
 
 def texts(table: Table) -> dict[str, list[str]]:
-    return {label: [cell.text for cell in cells] for label, cells in table.rows}
+    return {line.label: [cell.text for cell in line.cells] for line in table.lines}
 
 
 # Tables
 
 
 def test_the_main_table_shows_every_kind_and_what_is_missing(small: Study) -> None:
-    [table] = tables.main_tables(small)
+    [table] = found(small, "main")
     kinds = ["global, %", "personal, %", "local, %", "traffic, MB", "FLOPs, 1e9"]
-    assert [(column.group, column.name) for column in table.columns] == [
+    assert [(column.heading, column.name) for column in table.columns] == [
         (group, name) for group in ("IID", "Dirichlet 0.3") for name in kinds
     ]
     assert texts(table) == {
@@ -72,18 +82,15 @@ def test_the_main_table_shows_every_kind_and_what_is_missing(small: Study) -> No
     assert "local: a client\u2019s weights right after its last training" in table.caption
 
 
-def test_what_fine_tuning_cost_is_said_where_runs_were_fine_tuned(small: Study, tmp_path: Path) -> None:
-    assert "mask search included. " in tables.main_tables(small)[0].caption
+def test_what_fine_tuning_cost_has_a_column_where_runs_were_fine_tuned(small: Study, tmp_path: Path) -> None:
+    assert "fine-tuning FLOPs, 1e6" not in [column.name for column in found(small, "main")[0].columns]
     curves = {"global": [60, 70], "local": [60, 70], "finetuned": [70, 80]}
     make_run(tmp_path / "tuned" / "a", curves, method="fedavg", mask="none", finetune=1e8)
     study = study_of(tmp_path / "tuned")
-    assert "fine-tuning not (it costs 2.5 % of dense training more). " in tables.main_tables(study)[0].caption
-    write_results(tmp_path / "results.csv", study)
-    assert ",finetune_flops,,FLOPs,100000000.0,0.0,1," in (tmp_path / "results.csv").read_text()
-    # Runs of versions that did not count it:
-    make_run(tmp_path / "old" / "a", curves, method="fedavg", mask="none")
-    [table] = tables.main_tables(study_of(tmp_path / "old"))
-    assert "mask search included, fine-tuning not. " in table.caption
+    [table] = found(study, "main")
+    assert (table.columns[-1].name, table.lines[0].cells[-1].text) == ("fine-tuning FLOPs, 1e6", "100.0")
+    [row] = [row for row in numbers(study) if row["quantity"] == "cost/flops_finetune"]
+    assert (row["unit"], row["mean"], row["std"], row["seeds"]) == ("FLOPs", "100000000.0", "0.0", "1")
 
 
 def test_test_sets_that_are_too_small_are_told(small: Study, tmp_path: Path) -> None:
@@ -91,7 +98,8 @@ def test_test_sets_that_are_too_small_are_told(small: Study, tmp_path: Path) -> 
     for name, smallest, fewer in (("d0", 7, 3), ("d1", 5, 1), ("f0", 9, 0)):
         path = tmp_path / name / "summary.json"
         tests = {"asked": 9, "smallest": smallest, "median": 8.5, "fewer": fewer}
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"client_tests": tests}))
+        tests = {f"client_tests/{name}": value for name, value in tests.items()}
+        path.write_text(json.dumps(json.loads(path.read_text()) | tests))
     fact = make_report(study_of(tmp_path)).facts[2]
     assert (
         "in 2 of 3 runs clients were tested on fewer images than the 9 asked for, up to 3 clients a run"
@@ -103,87 +111,101 @@ def test_test_sets_that_are_too_small_are_told(small: Study, tmp_path: Path) -> 
 def test_captions_say_what_means_are_over(tmp_path: Path) -> None:
     weighted = {"eval": {"targets": [70.0], "weighting": "images"}}
     make_run(tmp_path / "w", {"global": [40, 60]}, **weighted)
-    [table] = tables.main_tables(study_of(tmp_path))
+    [table] = found(study_of(tmp_path), "main")
     assert "mean over the clients\u2019 test images" in table.caption
 
 
 def test_the_best_is_bold_and_equal_looks_are_equal(small: Study) -> None:
-    dst, fedavg = markdown(tables.main_tables(small)[0]).splitlines()[2:]
+    lines = render("report.md", report=make_report(small)).splitlines()
+    dst, fedavg = lines[lines.index("### Digits: accuracy and costs") + 4 :][:2]
     assert dst.startswith("| FedSpa (DST) | missing |")
-    assert "| 61.0 \u00b1 1.0 | 70.0 \u00b1 1.0 | **81.0 \u00b1 1.0 (3/4)** | **3.0** | **2.0** |" in dst
+    assert "| 61.0 \u00b1 1.0 | **70.0 \u00b1 1.0** | **81.0 \u00b1 1.0 (3/4)** | **3.0** | **2.0** |" in dst
     assert (
         "| **72.0 \u00b1 2.0** | \u2013 | **81.0 \u00b1 0.0** | 6.0 | 4.0 |" in fedavg
     )  # 81.02 looks the same
 
 
 def test_rounds_to_an_accuracy_stand_under_their_kind(small: Study) -> None:
-    found = {table.name: texts(table) for table in tables.rounds_tables(small)}
-    assert sorted(found) == ["rounds-digits-global", "rounds-digits-local", "rounds-digits-personal"]
-    assert found["rounds-digits-local"]["FedSpa (DST)"] == ["missing", "missing", "1.5 \u00b1 0.5", ">2"]
-    assert found["rounds-digits-personal"] == {"FedSpa (DST)": [">2 (1/2)", ">2"]}
-    assert found["rounds-digits-global"]["FedAvg"] == ["2.0 [1 seed]", "2.0 [1 seed]", "2.0 \u00b1 0.0", ">2"]
-    [column] = tables.rounds_tables(small, [81.0])[-1].columns[:1]
+    shown = {table.name: texts(table) for table in found(small, "rounds")}
+    assert sorted(shown) == ["rounds-digits-global", "rounds-digits-local", "rounds-digits-personal"]
+    assert shown["rounds-digits-local"]["FedSpa (DST)"] == ["missing", "missing", "1.5 \u00b1 0.5", ">2"]
+    assert shown["rounds-digits-personal"] == {"FedSpa (DST)": [">2 (1/2)", ">2"]}
+    assert shown["rounds-digits-global"]["FedAvg"] == ["2.0 [1 seed]", "2.0 [1 seed]", "2.0 \u00b1 0.0", ">2"]
+    [column] = found(small, "rounds", [81.0])[-1].columns[:1]
     assert column.name == "81 %"
 
 
 def test_rounds_of_every_kind_say_how_finely_they_are_known(tmp_path: Path) -> None:
     make_run(tmp_path / "d", {"global": [40, 60], "local": [72, 80]}, eval={"targets": [50.0], "every": 5})
-    for table in tables.rounds_tables(study_of(tmp_path)):
-        assert "Tested every 5 rounds. " in table.caption
+    for table in found(study_of(tmp_path), "rounds"):
+        assert "Tested every 5 rounds." in table.caption
 
 
 def test_rounds_to_a_rivals_best(small: Study) -> None:
-    [table] = tables.rival_tables(small)
+    [table] = found(small, "rivals")
     assert [column.name for column in table.columns[2:]] == [
         "FedAvg global, 72.0 % in round 2.0", "FedAvg local, 81.0 % in round 2.0",
     ]  # fmt: skip
-    found = {label: cells[2:] for label, cells in texts(table).items()}
-    assert found["FedSpa (DST), local"] == [
+    shown = {label: cells[2:] for label, cells in texts(table).items()}
+    assert shown["FedSpa (DST), local"] == [
         "1.5 (\u221225 %)",
         ">2 (1/2)",
     ]  # 70 % in round 1, 74 % in round 2
-    assert found["FedSpa (DST), global"] == [">2", ">2"]
-    assert found["FedAvg, global"] == ["2.0 (\u00b10 %)", ">2"]
+    assert shown["FedSpa (DST), global"] == [">2", ">2"]
+    assert shown["FedAvg, global"] == ["2.0 (\u00b10 %)", ">2"]
 
 
-def test_wall_time_of_a_visit(small: Study) -> None:
-    table = tables.time_table(small)
-    assert table and texts(table)["FedSpa (DST)"][3:] == [
+def test_wall_time_of_a_client_update(small: Study) -> None:
+    [table] = found(small, "time")
+    assert texts(table)["FedSpa (DST)"][3:] == [
         "0.200 \u00b1 0.000", "0.050 \u00b1 0.000", "25.0 \u00b1 0.0 %",
     ]  # fmt: skip
     assert texts(table)["FedAvg"][:3] == ["0.200", "\u2013", "\u2013"]
 
 
 def test_units_are_the_papers_where_costs_are_so_large() -> None:
-    assert tables.traffic_unit(369.2e9) == (1e9, "GB")
-    assert tables.traffic_unit(21e6) == (1e6, "MB")
-    assert tables.flops_unit(172.9e14) == (1e14, "1e14")
-    assert tables.flops_unit(9e13) == (1e12, "1e12")
-    assert tables.flops_unit(254.1e9) == (1e9, "1e9")
+    assert cells.traffic_unit(369.2e9) == (1e9, "GB")
+    assert cells.traffic_unit(21e6) == (1e6, "MB")
+    assert cells.flops_unit(172.9e14) == (1e14, "1e14")
+    assert cells.flops_unit(9e13) == (1e12, "1e12")
+    assert cells.flops_unit(254.1e9) == (1e9, "1e9")
 
 
-def example() -> Table:
-    columns = [Column("A_1", "acc", "high"), Column("A_1", "GB", "low"), Column("B", "acc", "high")]
-    rows = [
-        ("a=x_y", [Cell("1.0 \u00b1 0.1", 1.0), Cell("5", 5), Cell("missing")]),
-        ("50 % & more", [Cell("2.0 \u00b1 0.1", 2.0), Cell("5", 5), Cell(">9", 1)]),
+def example() -> Report:
+    """A report of one table."""
+    shown = {
+        "a=x_y": [Cell("1.0 \u00b1 0.1", rank=1.0), Cell("5", rank=5), Cell("missing")],
+        "50 % & more": [Cell("2.0 \u00b1 0.1", rank=2.0), Cell("5", rank=5), Cell(">9", rank=1)],
+    }
+    columns = [
+        Column(Setting("digits", split, ()), name, lambda row, _, i=i: shown[row.method][i], best)
+        for i, (split, name, best) in enumerate(
+            (("A_1", "acc", "high"), ("A_1", "GB", "low"), ("B", "acc", "high"))
+        )
     ]
-    return Table("example", "Example", "100 % honest", columns, rows)
+    rows = [(label, Row(label, "none", ()), "") for label in shown]
+    table = Table.make("example", "Example", "100 % honest", columns, rows)
+    return Report("Title", ["A fact."], [table], [], [])
 
 
 def test_markdown() -> None:
-    assert markdown(example()).splitlines() == [
-        "|  | A_1: acc | A_1: GB | B: acc |",
+    text = render("report.md", report=example())
+    assert text.startswith("# Title\n\nA fact.\n\n## Tables\n\n### Example\n\n")
+    assert [line for line in text.splitlines() if line.startswith("|")] == [
+        "| | A\\_1: acc | A\\_1: GB | B: acc |",
         "| --- | ---: | ---: | ---: |",
-        r"| a=x\_y | 1.0 " + "\u00b1 0.1 | **5** | missing |",
-        "| 50 % & more | **2.0 \u00b1 0.1** | **5** | \\>9 |",  # the one ranked cell of a column is no best
+        "| a=x\\_y | 1.0 \u00b1 0.1 | **5** | missing |",
+        "| 50 % & more | **2.0 \u00b1 0.1** | **5** | **\\>9** |",
     ]
 
 
 def test_latex() -> None:
+    text = render("tables.tex", report=example())
     assert (
-        latex(example())
-        == r"""\begin{table}
+        re.sub(r"(honest).*}", r"\1}", text)  # without the meaning of the signs
+        == r"""% Needs \usepackage{booktabs,graphicx}.
+
+\begin{table}
 \centering
 \caption{Example. 100 \% honest}
 \label{tab:example}
@@ -194,7 +216,7 @@ def test_latex() -> None:
  & acc & GB & acc \\
 \midrule
 a=x\_y & 1.0 $\pm$ 0.1 & \textbf{5} & missing \\
-50 \% \& more & \textbf{2.0 $\pm$ 0.1} & \textbf{5} & $>$9 \\
+50 \% \& more & \textbf{2.0 $\pm$ 0.1} & \textbf{5} & \textbf{$>$9} \\
 \bottomrule
 \end{tabular}
 \end{table}
@@ -203,17 +225,16 @@ a=x\_y & 1.0 $\pm$ 0.1 & \textbf{5} & missing \\
 
 
 def test_html() -> None:
-    text = html_table(example())
+    text = render("page.html", report=example(), drawings={}, links=[("run <1>", "../run")])
     assert '<th colspan="2">A_1</th>' in text
     assert "<td><b>2.0 \u00b1 0.1</b></td>" in text
     assert '<td class="missing">missing</td>' in text
     assert "50 % &amp; more" in text
+    assert '<a href="../run">run &lt;1&gt;</a>' in text
 
 
-def test_results_have_all_digits(small: Study, tmp_path: Path) -> None:
-    write_results(tmp_path / "results.csv", small)
-    with (tmp_path / "results.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+def test_results_have_all_digits(small: Study) -> None:
+    rows = numbers(small)
 
     def cells(
         split: str, method: str, quantity: str, kind: str = "", target: str = ""
@@ -227,12 +248,12 @@ def test_results_have_all_digits(small: Study, tmp_path: Path) -> None:
 
     [local] = cells("Dirichlet 0.3", "fedavg", "accuracy", "local")
     assert float(local[0]) == pytest.approx(81.02) and local[2] == "2"
-    assert cells("Dirichlet 0.3", "fedspa", "traffic") == [("3000000.0", "0.0", "2", "")]
+    assert cells("Dirichlet 0.3", "fedspa", "cost/traffic_bytes") == [("3000000.0", "0.0", "2", "")]
     assert cells("Dirichlet 0.3", "fedspa", "rounds_to", "personal", "70") == [("", "", "2", "1")]
     assert cells("Dirichlet 0.3", "fedspa", "rounds_to_best_of", "local", "FedAvg global") == [
         ("1.5", "0.5", "2", "2")
     ]
-    assert cells("IID", "fedspa", "accuracy") == [("", "", "0", "")]
+    assert cells("IID", "fedspa", "accuracy", "global") == [("", "", "0", "")]
 
 
 # The paper
@@ -330,24 +351,26 @@ def test_a_shorter_run_has_no_final_difference(tmp_path: Path) -> None:
 def test_the_page_needs_nothing_else(small: Study, tmp_path: Path) -> None:
     small.left_out.append(("torn", "its summary.json cannot be read"))
     report = make_report(small, beside_paper=True)
-    assert [picture.title.removeprefix("Digits, Dirichlet 0.3: ") for picture in report.pictures[4:]] == [
-        "accuracy by round", "accuracy against traffic", "accuracies of the clients", "wall time of a visit",
+    assert [picture.title.removeprefix("Digits, Dirichlet 0.3: ") for picture in report.pictures[3:]] == [
+        "accuracy by round", "accuracy against traffic", "accuracy of the clients",
     ]  # fmt: skip
-    drawn = [report.pictures[3], report.pictures[7]]  # saving them all would take seconds
+    drawn = [report.pictures[2], report.pictures[5]]  # saving them all would take seconds
     text = write_report(replace(report, pictures=drawn), small, tmp_path / "out").read_text()
-    assert re.findall(r'(?:src|href)="(?!data:)', text) == []
+    links = re.findall(r'(?:src|href)="(?!data:|#)(.*?)"', text)
+    assert links and all((tmp_path / "out" / link).exists() for link in links)
     assert not re.findall(r"https?://|@import|url\(|<script|<link", text)
     assert "torn: its summary.json cannot be read." in text
     assert "No cell of this study is one of the paper\u2019s" in text
     for item in (*report.tables, *drawn):
-        assert f"<h3>{item.title}</h3>" in text and f"<p>{html.escape(item.caption)}</p>" in text
+        assert f'id="{item.name}"' in text and f"{html.escape(item.title)}</h" in text
+        assert f"<p>{html.escape(item.caption)}</p>" in text
     assert text.count("<img ") == 2
     files = {
         file.relative_to(tmp_path / "out").as_posix()
         for file in (tmp_path / "out").rglob("*")
         if file.is_file()
     }
-    assert files >= {"index.html", "report.md", "tables.tex", "results.csv", "figures/time-digits-iid.svg"}
+    assert files >= {"index.html", "report.md", "tables.tex", "results.csv", "figures/clients-digits-iid.svg"}
     links = re.findall(r"\]\((.*?)\)", (tmp_path / "out" / "report.md").read_text())
     assert links and all((tmp_path / "out" / link).is_file() for link in links)
 
@@ -431,23 +454,24 @@ def test_the_command_writes_a_report_without_torch(tmp_path: Path) -> None:
 
 def test_the_measured_density_stands_beside_the_asked_one(tmp_path: Path) -> None:
     curves = {"local": [50.0, 60.0]}
-    lows = {"asked": 0.5, "mean": 0.4, "min": 0.29, "max": 0.5}
-    make_run(tmp_path / "d0", curves, seed=0, density=lows)
-    make_run(tmp_path / "d1", curves, seed=1, density=lows | {"mean": 0.5, "min": 0.5})
+    make_run(tmp_path / "d0", curves, seed=0, density=(0.5, 0.4, 0.29, 0.5))
+    make_run(tmp_path / "d1", curves, seed=1, density=(0.5, 0.5, 0.5, 0.5))
     dense = {"method": "fedavg", "mask": "none", "sparsity": 0.0}
-    make_run(tmp_path / "f0", curves, density={"asked": 1.0, "mean": 1.0, "min": 1.0, "max": 1.0}, **dense)
+    make_run(tmp_path / "f0", curves, density=(1.0, 1.0, 1.0, 1.0), **dense)
     make_run(tmp_path / "old", curves, method="local", mask="none")
-    table = density_table(study_of(tmp_path))
-    assert table and texts(table) == {
+    [table] = found(study_of(tmp_path), "density")
+    assert texts(table) == {
         "FedSpa (DST)": ["0.5", "0.29 to 0.5"], "FedAvg": ["1", "1"], "Local": ["missing", "missing"],
     }  # fmt: skip
-    write_results(tmp_path / "results.csv", study_of(tmp_path))
-    with (tmp_path / "results.csv").open(newline="") as file:
-        found = {row["row"]: (row["sparsity"], row["density"]) for row in csv.DictReader(file)}
-    assert found == {"FedSpa (DST)": ("0.5", "0.45"), "FedAvg": ("0.0", "1.0"), "Local": ("0.5", "")}
+    measured = {
+        row["row"]: (row["sparsity"], row["mean"])
+        for row in numbers(study_of(tmp_path))
+        if row["quantity"] == "final/density"
+    }
+    assert measured == {"FedSpa (DST)": ("0.5", "0.45"), "FedAvg": ("0.0", "1.0"), "Local": ("0.5", "")}
 
 
 def test_dense_runs_need_no_table_of_densities(small: Study, tmp_path: Path) -> None:
-    assert density_table(small) is None  # runs that do not say theirs
-    make_run(tmp_path / "new", {"local": [5.0]}, density={"asked": 1.0, "mean": 1.0, "min": 1.0, "max": 1.0})
-    assert density_table(study_of(tmp_path / "new")) is None
+    assert not found(small, "density")  # runs that do not say theirs
+    make_run(tmp_path / "new", {"local": [5.0]}, density=(1.0, 1.0, 1.0, 1.0))
+    assert not found(study_of(tmp_path / "new"), "density")

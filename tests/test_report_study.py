@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from report_runs import make_run
 
 from fedspa.core.errors import UserError
-from fedspa.report import masks, measures
-from fedspa.report.measures import OverSeeds
+from fedspa.report import masks, numbers
+from fedspa.report.numbers import Seeds
 from fedspa.report.runs import Run, folders_in_store, folders_under, read_runs
 from fedspa.report.study import Study, make_study, varied_settings
 
@@ -30,9 +30,9 @@ def run_of(folder: Path) -> Run:
 
 def test_a_run_reads_back(tmp_path: Path) -> None:
     run = run_of(make_run(tmp_path / "run", {"global": [10, 1 / 3], "local": [float("nan"), 50]}))
-    assert run.curve("global")[1].tolist() == [10, 1 / 3]
-    assert [list(column) for column in run.curve("local")] == [[2], [50]]
-    assert run.curve("personal")[0].tolist() == []
+    assert run.curve("global").tolist() == [10, 1 / 3]
+    assert run.curve("local").to_dict() == {2: 50}
+    assert run.curve("personal").tolist() == []
     assert run.kinds == ("global", "local")
     assert run.settings["dataset.name"] == "digits"
     assert run.label_counts.tolist() == [[4, 0], [4, 0], [0, 4], [2, 2]]
@@ -84,9 +84,7 @@ def test_runs_are_found_in_the_tracking_store(tmp_path: Path, monkeypatch: pytes
     client.set_terminated(lost.info.run_id, "FINISHED")
     client.create_run(experiment, tags={"method": "fedspa"}, run_name="at work")
     found = read_runs(folders_in_store("tags.method = 'fedspa'"))
-    assert [(run.summary["method"], run.curve("global")[1].tolist()) for run in found.runs] == [
-        ("fedspa", [42])
-    ]
+    assert [(run.summary["method"], run.curve("global").tolist()) for run in found.runs] == [("fedspa", [42])]
     assert found.runs[0].name.startswith("fedspa (")
     [gone, unfinished] = found.left_out
     assert gone[0] == f"lost ({lost.info.run_id[:8]})" and f"{lost.info.run_id}/artifacts" in gone[1]
@@ -183,15 +181,15 @@ def test_a_repeated_run_is_left_out_and_an_unknown_method_keeps_its_name(tmp_pat
 
 
 def test_deviations_are_of_the_population() -> None:
-    assert OverSeeds((80.0, 82.0)).std == 1.0
+    assert Seeds((80.0, 82.0)).std == 1.0
 
 
 def test_a_race_is_over_only_when_every_seed_arrives(tmp_path: Path) -> None:
     fast = run_of(make_run(tmp_path / "fast", {"global": [50, 70, 69]}))
     slow = run_of(make_run(tmp_path / "slow", {"global": [50, 60, 65]}))
-    both = measures.race([fast, slow], "global", 70)
-    assert both and (both.rounds, both.reached, both.limit, both.over_seeds) == ((2, None), 1, 3, None)
-    assert measures.race([fast, slow], "local", 70) is None
+    both = numbers.race([fast, slow], "global", 70)
+    assert both and (both.rounds, both.reached, both.limit, both.seeds) == ((2, None), 1, 3, None)
+    assert numbers.race([fast, slow], "local", 70) is None
 
 
 def test_a_rival_is_raced_seed_by_seed(tmp_path: Path) -> None:
@@ -200,16 +198,16 @@ def test_a_rival_is_raced_seed_by_seed(tmp_path: Path) -> None:
     runs = [run_of(make_run(tmp_path / "0", {"local": [50, 90, 90, 90, 90]}, seed=0))]
     runs += [run_of(make_run(tmp_path / "1", {"local": [61, 61, 61, 61, 61]}, seed=1))]
     runs += [run_of(make_run(tmp_path / "2", {"local": [0, 0, 0, 0, 0]}, seed=2))]
-    found = measures.rival_race(runs, "local", rivals, "global")
+    found = numbers.rival_race(runs, "local", rivals, "global")
     assert found and found.race.rounds == (2, 1)  # 80 % in round 2, 60 % in round 1; seed 2 has no rival
     assert found.rival_rounds.values == (4, 2)
     assert found.change == pytest.approx(-50)
 
 
-def test_seconds_are_those_of_one_visit(tmp_path: Path) -> None:
-    run = run_of(make_run(tmp_path / "run", {"local": [1, 2, 3]}))  # two visits a round
-    assert measures.seconds_a_visit([run], "train") == OverSeeds((pytest.approx(0.2),))
-    assert measures.seconds_a_visit([run], "search") == OverSeeds((pytest.approx(0.05),))
+def test_seconds_are_those_of_one_client_update(tmp_path: Path) -> None:
+    run = run_of(make_run(tmp_path / "run", {"local": [1, 2, 3]}))  # two client updates a round
+    assert numbers.seconds_per_update([run], "train") == Seeds((pytest.approx(0.2),))
+    assert numbers.seconds_per_update([run], "search") == Seeds((pytest.approx(0.05),))
 
 
 # Masks: z has six weights, a has two

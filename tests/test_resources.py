@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from archives import unpack
 
-from fedspa.checkpoints.archive import unpack
 from fedspa.checkpoints.checkpoint import Checkpoints
 from fedspa.config.plan import Plan
 from fedspa.core.errors import UserError
 from fedspa.core.files import write_whole
 from fedspa.core.out_of_memory import ran_out
-from fedspa.runs.out_of_memory import tells_of_memory
+from fedspa.runs.out_of_memory import explains_memory
 
 TRAIN = Path(__file__).parents[1] / "src/train.py"
 
@@ -128,19 +128,12 @@ def test_every_way_to_run_out_is_known() -> None:
     ],
 )
 def test_it_is_said_what_to_lower(plan: Callable[..., Plan], error: Exception, sentence: str) -> None:
-    @tells_of_memory
-    def run(plan: Plan, folder: Path) -> None:
+    asked = plan("logger=none", "hardware.workers=3", "training.batch_size=32")
+    with pytest.raises(UserError) as told, explains_memory(asked):
         raise error
-
-    with pytest.raises(UserError) as told:
-        run(plan("logger=none", "hardware.workers=3", "training.batch_size=32"), Path())
     assert str(told.value) == sentence
 
 
 def test_other_errors_pass(plan: Callable[..., Plan]) -> None:
-    @tells_of_memory
-    def run(plan: Plan) -> None:
+    with pytest.raises(ValueError), explains_memory(plan("logger=none")):
         json.loads("{")
-
-    with pytest.raises(ValueError):
-        run(plan("logger=none"))

@@ -70,7 +70,7 @@ def test_auto_goes_on_with_the_newest_run_of_the_same_settings(
 ) -> None:
     at_merge(3, preempt, monkeypatch)
     assert command("resume=auto") == 75  # there is none yet: it began anew
-    assert capsys.readouterr().err.endswith("Preempted: resume=auto goes on.\n")
+    assert capsys.readouterr().err.endswith("Preempted: the same command with resume=auto goes on.\n")
     (folder,) = outputs.glob("*/*")
     assert len(rows(folder)) == saved_round(folder) == 2
 

@@ -18,9 +18,9 @@ from fedspa.core.roles import ROLES, Role, flat, role_of
 from fedspa.core.settings import Config
 from fedspa.report.runs import folders_under, read_runs
 from fedspa.report.study import Study, make_study
-from fedspa.report.tables import main_tables
+from fedspa.report.tables import all_tables
 from fedspa.runs.experiment import run
-from fedspa.studies.studies import is_neutral
+from fedspa.studies.jobs import is_neutral
 from fedspa.studies.sweep import PlannedJob, _finished
 from fedspa.training.hardware import Hardware
 
@@ -126,7 +126,7 @@ def test_runs_that_differ_in_no_result_are_one_row(tmp_path: Path, other: dict[s
     study = study_of(tmp_path)
     [row], [setting] = study.rows, study.settings
     assert row.label == "FedSpa (DST)"
-    assert [run.summary["accuracy"]["global"]["mean"] for run in study.runs(row, setting)] == [50.8, 37.6]
+    assert [run.summary["final/accuracy/global"] for run in study.runs(row, setting)] == [50.8, 37.6]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +166,5 @@ def test_two_seeds_are_one_row_though_the_second_was_started_with_resume(
     study = study_of(tmp_path)
     [row], [setting] = study.rows, study.settings
     assert [run.seed for run in study.runs(row, setting)] == [0, 1]
-    [table] = main_tables(study)
-    [(label, cells)] = table.rows
-    assert label == "FedSpa (DST)" and "seed]" not in cells[0].text and "±" in cells[0].text
+    [line] = all_tables(study)[0].lines
+    assert line.label == "FedSpa (DST)" and "seed]" not in line.cells[0].text and "±" in line.cells[0].text

@@ -41,6 +41,7 @@ from fedspa.core.weights import keep_personal
 from fedspa.data.image_set import ImageSet
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.executor import Executor, InProcess
+from fedspa.federated.exploration import EXPLORED
 from fedspa.masks.base import MaskSearcher
 from fedspa.masks.dst import DST
 from fedspa.masks.rsm import RSM
@@ -138,7 +139,8 @@ def equal(actual: torch.Tensor, expected: Vector) -> None:
 
 def equal_state(actual: ClientState, expected: Vector | None) -> None:
     if actual.mask:
-        assert expected is not None and actual == ClientState(mask=pack(expected))
+        assert expected is not None and actual.mask == pack(expected)
+        assert set(actual) <= {"mask", EXPLORED}
     elif expected is None:
         assert not actual
     else:
@@ -208,6 +210,18 @@ def test_fedspa(searcher, step):
 def test_fedspa_merges(merging):
     hand = fedspa_by_hand(True, merging)
     assert_rounds(hand, FedSpa(name="fedspa", **merging), DST(name="dst", anneal_rounds=3), MASKS)
+
+
+def test_what_masks_have_explored():
+    """The share of the 15 parameters that were ever active: of each client by mean, and of both together."""
+    run = tiny_federation(FedSpa(name="fedspa"), DST(name="dst", anneal_rounds=3), MASKS)
+    ever = [mask == 1 for mask in MASKS]
+    for hand, record in zip(fedspa_by_hand(True, MERGES[0]), run.loop.rounds(), strict=True):
+        ever = [one | (mask == 1) for one, mask in zip(ever, hand.states, strict=True)]
+        assert record.extras["explored_by_client"] == pytest.approx(np.mean(ever))
+        assert record.extras["explored_by_all"] == pytest.approx((ever[0] | ever[1]).mean())
+    assert np.mean(ever) > 8 / 15
+    assert [set(state) for state in run.loop.state.clients.values()] == [{"mask", EXPLORED}] * 2
 
 
 def test_the_cases_above_are_different_cases():

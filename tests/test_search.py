@@ -17,7 +17,7 @@ from fedspa.cli import main
 from fedspa.core.errors import UserError
 from fedspa.studies import search
 from fedspa.studies.search import Search, Space, validation_score
-from fedspa.tracking.mlflow_sweep import Parent
+from fedspa.tracking.sweep_run import Parent
 
 LR = "training.lr=tag(log,interval(0.01,1))"
 
@@ -81,13 +81,11 @@ def test_a_range_ends_before_its_stop_as_pythons(values, low, high, step):
     ("values", "drawn", "expected"),
     [
         ("interval(0.1,0.9)", 0.25539072365245863, 0.2554),
-        ("interval(0,1000)", 25.539072365245863, 26.0),
-        ("interval(0.99999,1.0)", 0.999993512345, 0.999993512),
+        ("interval(0,1000)", 25.539072365245863, 25.54),
         ("interval(0.12341,0.6)", 0.123412, 0.12341),  # never below the lowest
         ("interval(0.5,0.5)", 0.5, 0.5),
         ("tag(log,interval(1e-5,1))", 0.0000293428244830, 0.00002934),
         ("tag(log,interval(0.01,1))", 0.293428244830, 0.2934),
-        ("tag(log,interval(0.99,1))", 0.9912345678, 0.99123),
         ("range(0.1,0.5,0.1)", 0.1 + 2 * 0.1, 0.3),
         ("range(1,9)", 4, 4),
         ("dst,rsm", "rsm", "rsm"),
@@ -144,7 +142,7 @@ class Runs:
 def leave(folder: Path, score: float) -> None:
     """What a search looks at of a finished run; the first of the two rounds is not among the final ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "rounds.csv").write_text(f"round,personal_val_accuracy_mean\n1,99\n2,{score!r}\n3,\n")
+    (folder / "rounds.csv").write_text(f"round,val_accuracy/personal\n1,99\n2,{score!r}\n3,\n")
     (folder / "config.yaml").write_text("eval: {final_rounds: 1}\n")
     (folder / "summary.json").write_text("{}")
 
@@ -269,35 +267,32 @@ def test_trials_drawn_together_may_be_the_same_job(plan, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "options", "overrides", "told"),
+    ("words", "options", "overrides", "runs"),
     [
-        (["mask=dst,rsm"], {"kind": "global"}, [], "kind=personal where this one has kind=global"),
-        (["mask=dst,rsm"], {"seed": 1}, [], "seed=0 where this one has seed=1"),
-        (["mask=dst,rsm,none"], {}, [], "mask=dst,rsm where this one has mask=dst,none,rsm"),
-        (["mask=dst,rsm"], {}, ["training.epochs=1"], "config_hash="),
-        (["mask=rsm,dst"], {}, ["hardware.workers=1"], None),  # the same question
+        (["mask=dst,rsm"], {"kind": "global"}, [], 2),
+        (["mask=dst,rsm"], {"seed": 1}, [], 2),
+        (["mask=dst,rsm,none"], {}, [], 2),
+        (["mask=dst,rsm"], {}, ["training.epochs=1"], 2),
+        (["mask=rsm,dst"], {}, ["hardware.workers=1"], 0),  # the same question
     ],
 )
-def test_trials_of_another_question_are_not_mixed(words, options, overrides, told, plan, tmp_path, capsys):
+def test_trials_of_another_question_are_not_mixed(words, options, overrides, runs, plan, tmp_path):
     def ask(words, options, overrides) -> int:
+        begun = []
+
+        def run_jobs(study, parent) -> int:
+            begun.append(1)
+            for job in study.jobs:
+                leave(tmp_path / study.name / job.name, 50.0)
+            return 0
+
         made = plan("logger=none", "dataset.val_fraction=0.2", *overrides)
-        options = {"trials": 2, "at_once": 2, "seed": 0, "kind": None} | options
-        return Search(**options).run(space(*words), tmp_path, lambda overrides: made, run_jobs)
+        options = {"trials": 2, "at_once": 1, "seed": 0, "kind": None} | options
+        Search(**options).run(space(*words), tmp_path, lambda overrides: made, run_jobs)
+        return len(begun)
 
-    def run_jobs(study, parent) -> int:
-        for job in study.jobs:
-            leave(tmp_path / study.name / job.name, 50.0)
-        return 0
-
-    assert ask(["mask=dst,rsm"], {}, []) == 0
-    if told is None:
-        assert ask(words, options, overrides) == 0
-        return
-    capsys.readouterr()
-    with pytest.raises(UserError, match="holds another search, with .*hydra.sweep.dir=<folder>") as mistake:
-        ask(words, options, overrides)
-    assert told in str(mistake.value)
-    assert "Best" not in capsys.readouterr().out
+    assert ask(["mask=dst,rsm"], {}, []) == 2
+    assert ask(words, options, overrides) == runs
 
 
 def test_two_files_of_sweeps_are_two_searches():
@@ -366,10 +361,7 @@ def test_only_validation_rows_choose(typed, capsys):
         "Error: hydra/sweeper=search chooses by validation rows, and there are none: set dataset.val_fraction=0.2.\n"
     )
     assert command(finish, "dataset.val_fraction=0.2", "method=fedavg", "hydra.sweeper.kind=personal") == 2
-    assert (
-        "hydra.sweeper.kind=personal is no model of method=fedavg: it must be one of"
-        in capsys.readouterr().err
-    )
+    assert "hydra.sweeper.kind=personal is not known: valid are global, local" in capsys.readouterr().err
     assert command(finish, "dataset.val_fraction=0.2", "dry_run=true") == 2
     assert "cannot tell its jobs before they run" in capsys.readouterr().err
     for option, sentence in (

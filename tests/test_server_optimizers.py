@@ -10,6 +10,7 @@ from federations import small
 
 from fedspa.core.errors import UserError
 from fedspa.core.server import Aggregate, ServerState
+from fedspa.core.weights import ParameterSpace
 from fedspa.masks.dst import DST
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.fedspa import FedSpa
@@ -26,7 +27,8 @@ def steps(optimizer: ServerOptimizer, trained: int = 2) -> list[list[float]]:
     weights = torch.tensor(W, dtype=torch.float64)
     server, seen = ServerState(weights, kept=optimizer.moments(weights)), []
     for update in UPDATES:
-        aggregate = Aggregate(torch.tensor(update, dtype=torch.float64), {}, trained, participation=0.5)
+        space = ParameterSpace(("w", "mean"), ((trained,), (2 - trained,)), statistics=1)
+        aggregate = Aggregate(torch.tensor(update, dtype=torch.float64), {}, space, participation=0.5)
         server = optimizer.step(server, aggregate)
         seen.append(server.weights.tolist())
     return seen

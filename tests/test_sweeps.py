@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -19,15 +20,19 @@ from omegaconf import OmegaConf
 from fedspa.checkpoints.data_there import file_marks
 from fedspa.cli import main
 from fedspa.core.errors import UserError
+from fedspa.core.names import final, score
 from fedspa.federated.sampling import sample_clients
 from fedspa.planning import dry_run
 from fedspa.planning.cost_report import CostReport
 from fedspa.runs.assembly import build
-from fedspa.studies.studies import Study, study
-from fedspa.studies.sweep import JobFailed, only_one
-from fedspa.tracking.mlflow_page import NOTE, PARENT
-from fedspa.tracking.mlflow_store import MLflowTracker
-from fedspa.tracking.mlflow_sweep import nested_in
+from fedspa.studies.jobs import Study, study
+from fedspa.studies.launchers import JobFailed
+from fedspa.studies.progress import Progress, table
+from fedspa.studies.sweep import only_one
+from fedspa.tracking.mlflow_tracker import MLflowTracker
+from fedspa.tracking.page import NOTE, PARENT
+from fedspa.tracking.store import open_store
+from fedspa.tracking.sweep_run import nested_in
 from fedspa.training.choice import Eager
 from fedspa.training.compiled import CompiledEngine
 
@@ -135,14 +140,14 @@ def test_a_study_sets_what_it_is_about(plan, name, key, values):
 
 @pytest.mark.parametrize("preset", ["digits_study", "cifar10_study"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_small_studies_visit_every_client_often(plan, preset, seed):
-    """Sub-FedAvg prunes 5 % a visit: with 15 visits it can get to about half."""
+def test_small_studies_train_every_client_often(plan, preset, seed):
+    """Sub-FedAvg prunes 5 % a client update: with 15 of them it can get to about half."""
     federation = plan(f"experiment={preset}").settings.federation
     clients, count = federation.clients, federation.clients_per_round
     rounds = (sample_clients(seed, round, clients, count) for round in range(federation.rounds))
-    visits = Counter(client for participants in rounds for client in participants)
-    assert len(visits) == clients
-    assert min(visits.values()) >= 15
+    updates = Counter(client for participants in rounds for client in participants)
+    assert len(updates) == clients
+    assert min(updates.values()) >= 15
 
 
 # What the command line adds
@@ -218,7 +223,7 @@ def test_a_shuffled_range_has_all_its_values():
 
 @pytest.mark.parametrize("values", ["range(3,1)", "range(0.0,1.0,0)", "range(0,inf,1)", "range(0.1,nan,0.1)"])
 def test_a_range_without_values_is_no_study(values):
-    with pytest.raises(UserError, match=r"is no list of values: it(s step is 0| has no (values|end))\."):
+    with pytest.raises(UserError, match="is no list of values: "):
         adhoc(f"seed={values}")
 
 
@@ -325,7 +330,7 @@ def test_failures_are_told_at_once_and_in_a_table(sweep, capsys, monkeypatch):
 
 def test_what_hydra_refuses_is_told_before_the_first_job(sweep, capsys):
     assert sweep(never, "seed=0,1", "mask=dst,dts") == 2
-    assert capsys.readouterr().err.startswith("Error: mask=dts is not known: did you mean dst?")
+    assert capsys.readouterr().err.startswith("Error: mask=dts is not known: did you mean dst or dsr?")
 
 
 def test_a_study_needs_m(tmp_path, monkeypatch, capsys):
@@ -354,6 +359,47 @@ def test_a_study_that_runs_already_is_refused(sweep, tmp_path, capsys):
     assert sweep(finish, "seed=0,1") == 0
 
 
+def test_a_sweep_says_which_job_begins_and_how_long_the_rest_takes(sweep, monkeypatch, capsys):
+    clock = iter([0.0, 60.0, 150.0])
+    monkeypatch.setattr("fedspa.studies.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert sweep(finish, "seed=0,1,2") == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("job")]
+    assert told == [
+        "job 1 of 3: seed=0",
+        "job 2 of 3, about 2.0 min left: seed=1",
+        "job 3 of 3, about 75 s left: seed=2",
+    ]
+
+
+def test_jobs_side_by_side_are_counted_as_they_end(capsys):
+    progress, finished = Progress(2), {"seed=9": "was there"}
+    with progress.watching(lambda: dict(finished)):
+        finished["seed=0"] = "personal 80.0 %"
+    assert capsys.readouterr().out.startswith("1 of 2 jobs done, about ")
+
+
+def test_the_table_at_the_end_has_means_over_seeds(sweep, tmp_path, capsys):
+    def task(plan, folder):
+        finish(plan, folder)
+        scores = {final(score("accuracy", "global")): 60.0 + 3 * plan.settings.seed}
+        if plan.names["method"] == "fedspa":
+            scores[final(score("accuracy", "personal"))] = 80.0 + plan.settings.seed
+        (folder / "summary.json").write_text(json.dumps({"config_hash": plan.config_hash, **scores}))
+
+    assert sweep(task, "method=fedspa,fedavg", "seed=0,1") == 0
+    lines = capsys.readouterr().out.splitlines()[-5:]
+    assert [line.split() for line in lines[:3]] == [
+        ["accuracy", "in", "%", "runs", "global", "personal"],
+        ["method=fedspa", "2", "61.50", "80.50"],
+        ["method=fedavg", "2", "61.50", "-"],
+    ]
+    assert lines[3:] == [
+        "",
+        f"Report: python src/report.py runs={tmp_path}/method+seed,experiment=digits_study",
+    ]
+    assert table([]) == ""
+
+
 def test_a_failure_may_come_from_another_process():
     failed = pickle.loads(pickle.dumps(JobFailed(2, "sparsity=2 is out of range")))
     assert (failed.code, failed.reason) == (2, "sparsity=2 is out of range")
@@ -371,9 +417,12 @@ def test_a_dry_run_lists_costs_and_times(sweep, plan, monkeypatch, capsys):
     report = CostReport.of(plan("experiment=digits_study", *words))
     forward = report.network.forward_flops()
     rows, searched = 1397 / 20, 16
-    visits, tested = 4 * 15, 2 * 20 * 2 + 4 * 15  # global and personal model of all clients twice, local ones
+    updates, tested = (
+        4 * 15,
+        2 * 20 * 2 + 4 * 15,
+    )  # global and personal model of all clients twice, local ones
     searches = 3 * 15  # in the last round nothing is exchanged
-    trained = visits * 5 * rows + searches * searched + 20 * 2 * rows
+    trained = updates * 5 * rows + searches * searched + 20 * 2 * rows
     seconds = forward * (3 * trained + tested * 30) / 1e7
     assert 100 * 60 < seconds < 100 * 3600  # in hours
     found = next(line.split() for line in lines if "sparsity=0.5" in line)
@@ -447,7 +496,7 @@ def store(tmp_path_factory):
     """A tracking store whose experiments keep their files beside it, not in the project."""
     folder = tmp_path_factory.mktemp("mlflow")
     uri = f"sqlite:///{folder}/mlflow.db"
-    client, _ = MLflowTracker(tracking_uri=uri, experiment="unused").open_store()
+    client, _ = open_store(uri, "unused")
     for experiment in ("fedspa", "status"):
         client.create_experiment(experiment, artifact_location=(folder / experiment).as_uri())
     return uri
@@ -455,7 +504,7 @@ def store(tmp_path_factory):
 
 def test_a_sweeps_run_is_found_again_and_tells_the_truth(store, capsys):
     loggers = {"mlflow": MLflowTracker(tracking_uri=store, experiment="status")}
-    client, experiment = loggers["mlflow"].open_store()
+    client, experiment = open_store(store, "status")
 
     def only():
         (found,) = client.search_runs([experiment])
@@ -479,10 +528,13 @@ def test_a_sweeps_run_is_found_again_and_tells_the_truth(store, capsys):
         f"In MLflow: run `mlflow ui --backend-store-uri {store}`"
     )
     job = client.create_run(experiment, tags={PARENT: parent.run_id}).info.run_id
-    view = dict(parse_qsl(urlsplit(urlsplit(told[0].split()[-1]).fragment).query))
+    address = dict(parse_qsl(urlsplit(urlsplit(told[0].split()[-1]).fragment).query))
+    assert address["workflowType"] == "machine_learning"
+    tag = f"mlflow.sharedViewState.{address['viewStateShareKey']}"
+    view = json.loads(client.get_experiment(experiment).tags[tag])
     shown = client.search_runs([experiment], view["searchFilter"], order_by=[f"{view['orderByKey']} ASC"])
     assert [run.info.run_id for run in shown] == [job]
-    assert view["workflowType"] == "machine_learning"
+    assert "metrics.`final/accuracy/personal`" in view["selectedColumns"]
 
 
 def test_without_mlflow_nothing_is_nested():
@@ -521,7 +573,7 @@ def test_a_real_sweep(tmp_path, store):
     assert "2 of them are finished already." in second.stdout
     assert {path.parent.name: path.read_bytes() for path in folder.glob("*/summary.json")} == summaries
 
-    client, experiment = MLflowTracker(tracking_uri=store).open_store()
+    client, experiment = open_store(store, "fedspa")
     runs = client.search_runs([experiment])
     (parent,) = [run for run in runs if PARENT not in run.data.tags]
     nested = [run for run in runs if PARENT in run.data.tags]

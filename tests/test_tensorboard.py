@@ -11,6 +11,8 @@ from tracking_runs import run_info, run_record, run_result
 
 from fedspa.core.errors import UserError
 from fedspa.tracking import tensorboard
+from fedspa.tracking.fanout import Trackers
+from fedspa.tracking.run_folder import RunFolder
 from fedspa.tracking.tensorboard import TensorBoard
 
 
@@ -23,21 +25,21 @@ def shown(folder: Path, name: str) -> list[tuple[int, float]]:
     return [(point.step, point.value) for point in read.Scalars(name)]
 
 
-def begin(tracker: TensorBoard, folder: Path, rounds: range, completed: int = 0) -> None:
-    tracker.start(run_info(folder, completed=completed))
+def begun(folder: Path, rounds: range) -> Trackers:
+    trackers = Trackers([RunFolder(replace=True), TensorBoard()])
+    trackers.start(run_info(folder, completed=rounds.start - 1))
     for round in rounds:
-        tracker.round(run_record(round))
+        trackers.round(run_record(round))
+    return trackers
 
 
 def test_a_finished_run_reads_back(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     Image.fromarray(np.full((2, 3, 3), 128, dtype=np.uint8)).save(tmp_path / "accuracy.png")
-    tracker = TensorBoard()
-    begin(tracker, tmp_path, range(1, 5))
-    tracker.finish(run_result())
-    assert shown(tmp_path, "global/accuracy_mean") == [(1, 31), (2, 32), (3, 33), (4, 34)]
-    assert shown(tmp_path, "final/finetuned_accuracy") == [(4, 60)]
+    begun(tmp_path, range(1, 5)).finish(run_result())
+    assert shown(tmp_path, "accuracy/global") == [(1, 31), (2, 32), (3, 33), (4, 34)]
+    assert shown(tmp_path, "final/accuracy/finetuned") == [(4, 60)]
     read = EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
     assert [(image.width, image.height) for image in read.Images("pictures/accuracy")] == [(3, 2)]
@@ -47,41 +49,20 @@ def test_a_finished_run_reads_back(tmp_path: Path) -> None:
 
 def test_a_resumed_run_has_every_round_once(tmp_path: Path) -> None:
     """Broken off after round 3, gone on with from the checkpoint of round 1; broken off again, gone on with again."""
-    first = TensorBoard()
-    begin(first, tmp_path, range(1, 2))
-    checkpoint = first.state_dict()
-    for round in (2, 3):
-        first.round(run_record(round))
-    first.abort("KILLED", "the power failed")
-
-    second = TensorBoard()
-    second.load_state_dict(checkpoint)
-    begin(second, tmp_path, range(2, 4), completed=1)
-    checkpoint = second.state_dict()
-    second.round(run_record(4))
-    second.abort("KILLED", "again")
-
-    third = TensorBoard()
-    third.load_state_dict(checkpoint)
-    begin(third, tmp_path, range(4, 5), completed=3)
-    third.finish(run_result())
-    assert shown(tmp_path, "global/accuracy_mean") == [(1, 31), (2, 32), (3, 33), (4, 34)]
+    begun(tmp_path, range(1, 4)).abort("KILLED", "the power failed")
+    begun(tmp_path, range(2, 5)).abort("KILLED", "again")
+    begun(tmp_path, range(4, 5)).finish(run_result())
+    assert shown(tmp_path, "accuracy/global") == [(1, 31), (2, 32), (3, 33), (4, 34)]
 
 
 def test_a_run_that_begins_anew_leaves_nothing_of_its_first_start(tmp_path: Path) -> None:
-    first = TensorBoard()
-    begin(first, tmp_path, range(1, 4))
-    first.abort("KILLED", "before its first checkpoint")
-    second = TensorBoard()
-    second.load_state_dict({})
-    begin(second, tmp_path, range(1, 2))
-    second.abort("KILLED", "")
-    assert shown(tmp_path, "global/accuracy_mean") == [(1, 31)]
+    begun(tmp_path, range(1, 4)).abort("KILLED", "before its first checkpoint")
+    begun(tmp_path, range(1, 2)).abort("KILLED", "")
+    assert shown(tmp_path, "accuracy/global") == [(1, 31)]
 
 
 def test_an_abort_before_the_start_does_nothing() -> None:
     TensorBoard().abort("FAILED", "no data")
-    assert TensorBoard().state_dict() == {}
 
 
 def test_without_tensorboard_a_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from fedspa.core.records import Costs
 from fedspa.core.settings import TrainingSettings
 from fedspa.federated.jobs import CompletedUpdate, UpdateJob
 from fedspa.federated.theory import TheoremCurves, distance
-from fedspa.masks.rigl import GROWN, RigL
+from fedspa.masks.dynamic import GROWN
+from fedspa.masks.rigl import RigL
 from fedspa.methods.fedspa import FedSpa
 
 IMAGES = random_images(count=9, side=2, classes=3, seed=0)
@@ -57,7 +58,7 @@ def test_the_curves_of_one_round() -> None:
     )  # the whole gradient takes several batches
     weights, local = vector(0), vector(1)
     before, after, final = mask(2), mask(3), [mask(4), mask(5)]
-    curves = TheoremCurves(2, clients=2, total=12, dtype=torch.float64)
+    curves = TheoremCurves(2)
     curves.remember(
         UpdateJob(round=2, client=1, first=False, state=ClientState(mask=PackedMask.pack(before))),
         weights,
@@ -98,7 +99,7 @@ def test_p_of_a_searcher_that_grows_from_zero_is_taken_where_training_began() ->
     method.searcher = RigL(name="rigl")
 
     def curves() -> TheoremCurves:
-        return TheoremCurves(1, 2, TOTAL, torch.float64, method.personal)
+        return TheoremCurves(1, method.personal)
 
     first, again, final = curves(), curves(), [mask(4), mask(5)]
     job = UpdateJob(round=0, client=1, first=False, state=state)
@@ -125,7 +126,7 @@ def test_p_is_unknown_where_the_gradient_never_moves() -> None:
     runner = engine(network, PIXELS, TrainingSettings(batch_size=9))
     weights, only = vector(0), mask(2)
     state = PackedMask.pack(only)
-    curves = TheoremCurves(1, clients=2, total=12, dtype=torch.float64)
+    curves = TheoremCurves(1)
     curves.remember(
         UpdateJob(round=0, client=0, first=True, state=ClientState(mask=state)),
         weights,

@@ -8,7 +8,6 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from matplotlib.patches import Rectangle
 from omegaconf import OmegaConf
 from tracking_runs import COSTS, faulty_records, run_info, run_record, run_result, times
 
+from fedspa.core import names
 from fedspa.core.errors import UserError
 from fedspa.core.paths import project_root
 from fedspa.core.records import RoundRecord, RunInfo, RunResult, TheoryRow
@@ -24,8 +24,8 @@ from fedspa.costs.units import show_bytes, show_flops, show_time
 from fedspa.tracking.console import ConsoleView, _duration
 from fedspa.tracking.drawing import spread_out
 from fedspa.tracking.fanout import Trackers
-from fedspa.tracking.pictures import Pictures, accuracy_picture, partition_picture, theory_picture
-from fedspa.tracking.run_folder import RunFolder
+from fedspa.tracking.pictures import Pictures, partition_picture, score_picture, theory_picture
+from fedspa.tracking.run_folder import RoundReader, RunFolder
 
 
 def whole_run(folder: Path) -> Path:
@@ -49,14 +49,20 @@ def test_rounds_read_back_as_the_same_floats(tmp_path: Path) -> None:
     rows = rows_of(whole_run(tmp_path) / "rounds.csv")
     assert [row["round"] for row in rows] == ["1", "2", "3", "4"]
     third = rows[2]
-    assert float(third["loss"]) == 1 / 3
-    assert float(third["learning_rate"]) == 0.1 * 0.998**2
-    assert float(third["train_flops"]) == COSTS.train_flops
-    assert float(third["total_flops"]) == times(COSTS, 3).flops
-    assert int(third["total_traffic_bytes"]) == 3 * 6125
-    assert (third["participants"], third["samples"], third["prune_rate"]) == ("2", "500", "0.5")
-    assert float(third["local_accuracy_mean"]) == 51.0
-    assert third["local_accuracy_clients"] == "2"
+    assert float(third["train/loss"]) == 1 / 3
+    assert float(third["train/learning_rate"]) == 0.1 * 0.998**2
+    assert float(third["round_cost/flops_train"]) == COSTS.train_flops
+    assert float(third["cost/flops"]) == times(COSTS, 3).flops
+    assert int(third["cost/traffic_bytes"]) == 3 * 6125
+    assert int(third["round_cost/traffic_down_bytes"]) == 4000
+    assert int(third["cost/traffic_dense_bytes"]) == 3 * 12000
+    assert [third[f"train/{name}"] for name in ("participants", "samples", "prune_rate")] == [
+        "2",
+        "500",
+        "0.5",
+    ]
+    assert float(third["accuracy/local"]) == 51.0
+    assert third["accuracy/local/clients"] == "2"
 
 
 def test_tensors_are_listed_in_the_order_of_the_flat_weights(tmp_path: Path) -> None:
@@ -69,7 +75,7 @@ def test_tensors_are_listed_in_the_order_of_the_flat_weights(tmp_path: Path) -> 
 
 def test_a_kind_that_was_not_tested_is_blank(tmp_path: Path) -> None:
     rows = rows_of(whole_run(tmp_path) / "rounds.csv")
-    assert [row["global_accuracy_mean"] for row in rows] == ["", "32", "", "34"]
+    assert [row["accuracy/global"] for row in rows] == ["", "32", "", "34"]
 
 
 def test_every_round_is_on_disk_at_once(tmp_path: Path) -> None:
@@ -95,13 +101,14 @@ def test_events_have_a_row_each_and_a_round_without_training_no_loss(tmp_path: P
         "2,2,dropout,skipped,Client 2 in round 2: dropout.",
         "3,,empty_round,skipped,Client None in round 3: empty_round.",
     ]
-    assert [row["loss"] for row in rows_of(tmp_path / "rounds.csv")] == ["1.0", "0.5", ""]
+    assert [row["train/loss"] for row in rows_of(tmp_path / "rounds.csv")] == ["1.0", "0.5", ""]
 
 
 def test_wall_clock_is_in_timing_alone_and_the_rest_has_the_same_bytes(tmp_path: Path) -> None:
     first, second = whole_run(tmp_path / "a"), whole_run(tmp_path / "b")
     assert rows_of(first / "timing.csv")[0] == {
-        "round": "1", "train_s": "0.4", "search_s": "", "evaluate_s": "", "aggregate_s": "", "total_s": "0.5",
+        "round": "1", "time/train_s": "0.4", "time/search_s": "", "time/evaluate_s": "", "time/aggregate_s": "",
+        "time/total_s": "0.5",
     }  # fmt: skip
     assert not [name for name in rows_of(first / "rounds.csv")[0] if name.endswith("_s")]
     for file in first.iterdir():
@@ -111,11 +118,11 @@ def test_wall_clock_is_in_timing_alone_and_the_rest_has_the_same_bytes(tmp_path:
 def test_clients_have_a_row_each(tmp_path: Path) -> None:
     rows = rows_of(whole_run(tmp_path) / "clients.csv")
     assert rows[0] == {
-        "client": "0", "train_size": "3", "val_size": "0", "test_size": "2", "visits": "4", "density": "0.5",
-        "global_accuracy": repr(1 / 3), "personal_accuracy": "50.0", "local_accuracy": "75.0",
+        "client": "0", "train_size": "3", "val_size": "0", "test_size": "2", "client_updates": "4", "density": "0.5",
+        "accuracy/global": repr(1 / 3), "accuracy/personal": "50.0", "accuracy/local": "75.0",
         "label_0": "2", "label_1": "1",
     }  # fmt: skip
-    assert rows[1]["local_accuracy"] == ""
+    assert rows[1]["accuracy/local"] == ""
 
 
 def test_config_partition_and_summary(tmp_path: Path) -> None:
@@ -210,7 +217,7 @@ def test_of_each_kind_of_event_the_first_is_said_and_all_are_counted(tmp_path: P
     view.start(run_info(tmp_path, rounds=3))
     for record in faulty_records():
         view.round(record)
-    shown.summary["events"] = faulty_records()[-1].total_events
+    shown.summary.update(names.faults(faulty_records()[-1].total_events))
     view.finish(shown)
     text = file.getvalue()
     assert text.count("Client 0 in round 1: dropout.") == text.count("Client 0 in round 2: late.") == 1
@@ -241,8 +248,7 @@ def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     view.round(run_record(2))
     view.abort("FAILED", "the disk is full")
     text = output.getvalue()
-    assert "round 2/4" in text and "0:01 left" in text
-    assert "global 32.0  personal 42.0  local 50.7   1.0k samples/s   12.2 kB" in text
+    assert "2/4      32.0      42.0      50.7       1.0k   12.2 kB       0:01" in text
     assert "Failed after 2 of 4 rounds: the disk is full" in text
 
 
@@ -272,8 +278,7 @@ def test_units() -> None:
 def test_pictures_are_drawn_however_the_run_ends(tmp_path: Path) -> None:
     for end in ("finish", "abort"):
         folder = tmp_path / end
-        folder.mkdir()
-        pictures = Pictures()
+        pictures = Trackers([RunFolder(), Pictures()])
         pictures.start(run_info(folder))
         pictures.round(run_record(1))
         pictures.finish(run_result()) if end == "finish" else pictures.abort("FAILED", "")
@@ -291,7 +296,7 @@ def test_theory_is_drawn_where_there_is_some(tmp_path: Path) -> None:
         [[0, 25], [1, 12.5]],
         [[1, 3]],
     ]  # p where it is known
-    pictures = Pictures()
+    pictures = Trackers([RunFolder(), Pictures()])
     pictures.start(run_info(tmp_path))
     pictures.round(run_record(1))
     pictures.finish(replace(run_result(), theory=rows))
@@ -299,9 +304,7 @@ def test_theory_is_drawn_where_there_is_some(tmp_path: Path) -> None:
 
 
 def test_each_curve_is_named_at_its_end() -> None:
-    figure = accuracy_picture(
-        {"local": [(1, 20.0, 5.0), (9, 74.2, 5.0)], "global": [(9, 63.4, 5.0)]}, "a run"
-    )
+    figure = score_picture({"local": [(1, 20.0, 5.0), (9, 74.2, 5.0)], "global": [(9, 63.4, 5.0)]}, "a run")
     texts = {text.get_text() for text in figure.axes[0].texts}
     assert {"local 74.2", "global 63.4"} <= texts
 
@@ -334,12 +337,6 @@ class Spy:
         if what == self.fails_in:
             raise OSError(f"no {what}")
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"calls": len(self.calls)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.calls.append(f"{self.name} knows {state}")
-
     def start(self, info: RunInfo) -> None:
         self._called("start")
 
@@ -355,76 +352,81 @@ class Spy:
 
 def test_calls_go_to_all_in_order(tmp_path: Path) -> None:
     calls: list[str] = []
-    trackers = Trackers({"a": Spy(calls, "a"), "b": Spy(calls, "b")})
+    trackers = Trackers([Spy(calls, "a"), Spy(calls, "b")])
     trackers.start(run_info(tmp_path))
     trackers.round(run_record(1))
     trackers.finish(run_result())
     assert calls == ["a.start", "b.start", "a.round", "b.round", "a.finish", "b.finish"]
 
 
-def test_each_tracker_gets_back_what_it_remembered() -> None:
-    calls: list[str] = ["one"]
-    state = Trackers({"a": Spy(calls, "a")}).state_dict()
-    assert state == {"a": {"calls": 1}}
-    Trackers({"b": Spy(calls, "b"), "a": Spy(calls, "a")}).load_state_dict(state)
-    assert calls == ["one", "b knows {}", "a knows {'calls': 1}"]
-
-
-def broken_off(folder: Path) -> dict[str, Any]:
-    """A run of four rounds that broke off in its third; what its trackers remembered after the second."""
-    trackers = Trackers(
-        {"folder": RunFolder(), "pictures": Pictures(), "console": ConsoleView(io.StringIO())}
-    )
+def broken_off(folder: Path) -> None:
+    """A run of four rounds that broke off in its third, while a row was written."""
+    trackers = Trackers([RunFolder(), Pictures()])
     trackers.start(run_info(folder))
-    for round in (1, 2):
-        trackers.round(run_record(round))
-    state = json.loads(json.dumps(trackers.state_dict()))
-    trackers.round(run_record(3))
+    for round in (1, 2, 3):
+        trackers.round(faulty_records()[round - 1])
     trackers.abort("KILLED", "interrupted")
-    return state
+    for name in ("rounds.csv", "timing.csv", "events.csv"):
+        with (folder / name).open("a") as file:
+            file.write('1,"torn')
 
 
 def test_trackers_that_go_on_leave_what_uninterrupted_ones_leave(tmp_path: Path) -> None:
     def finish(trackers: Trackers, rounds: range) -> None:
         trackers.start(run_info(tmp_path / "run", completed=rounds.start - 1))
         for round in rounds:
-            trackers.round(run_record(round))
+            trackers.round(faulty_records()[round - 1])
         trackers.finish(run_result())
 
     def files() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
 
     shown = io.StringIO()
-    trackers = Trackers({"folder": RunFolder(), "pictures": Pictures(), "console": ConsoleView(shown)})
-    trackers.load_state_dict(broken_off(tmp_path / "run"))
-    finish(trackers, range(3, 5))
+    broken_off(tmp_path / "run")
+    finish(Trackers([RunFolder(), Pictures(), ConsoleView(shown)]), range(3, 4))
     resumed = files()
     assert "Goes on after round 2" in shown.getvalue()
     (tmp_path / "run").rename(tmp_path / "resumed")
-    finish(Trackers({"folder": RunFolder(), "pictures": Pictures()}), range(1, 5))
+    finish(Trackers([RunFolder(), Pictures()]), range(1, 4))
     assert resumed == files()
 
 
 def test_tables_that_cannot_go_on_are_refused(tmp_path: Path) -> None:
-    state = broken_off(tmp_path)["folder"]
+    broken_off(tmp_path)
     whole = (tmp_path / "rounds.csv").read_bytes()
     for content, sentence in [
-        (whole[:100], "rounds.csv is shorter than when"),
+        (whole[: whole.index(b"\n2,")], "rounds.csv is shorter than when"),
         (whole.replace(b"learning_rate", b"learningXrate"), "rounds.csv has other columns"),
     ]:
         (tmp_path / "rounds.csv").write_bytes(content)
-        folder = RunFolder()
-        folder.load_state_dict(state)
         with pytest.raises(UserError, match=sentence):
-            folder.start(run_info(tmp_path, completed=2))
+            RunFolder().start(run_info(tmp_path, completed=2))
         assert (tmp_path / "rounds.csv").read_bytes() == content
+
+
+def test_rounds_are_read_as_they_are_written(tmp_path: Path) -> None:
+    tracker, reader = RunFolder(), RoundReader(tmp_path)
+    assert list(reader.new()) == []
+    tracker.start(run_info(tmp_path))
+    first, second, third = faulty_records()
+    tracker.round(first)
+    [(round, seconds, values)] = reader.new()
+    assert (round, seconds) == (1, 0.5) and values["accuracy/global"] == 31 and values["faults/dropout"] == 2
+    assert values["cost/traffic_MB"] == 0.006125 and values["time/total_s"] == 0.5
+    tracker.round(second)
+    tracker.round(third)
+    with (tmp_path / "rounds.csv").open("a") as file:
+        file.write("4,1.5,")  # a row that is being written
+    found = list(reader.new())
+    assert [(round, values["faults/dropout"]) for round, _, values in found] == [(2, 3), (3, 3)]
+    assert "train/loss" not in found[-1][2] and found[-1][1] == 1.5
 
 
 def test_only_started_trackers_are_aborted_and_all_of_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[str] = []
-    trackers = Trackers({"a": Spy(calls, "a", "abort"), "b": Spy(calls, "b", "start"), "c": Spy(calls, "c")})
+    trackers = Trackers([Spy(calls, "a", "abort"), Spy(calls, "b", "start"), Spy(calls, "c")])
     with pytest.raises(OSError, match="no start"):
         trackers.start(run_info(tmp_path))
     with caplog.at_level(logging.WARNING):

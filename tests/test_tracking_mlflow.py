@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,11 @@ import pytest
 from tracking_runs import faulty_records, run_info, run_record, run_result
 
 from fedspa.core.errors import UserError
-from fedspa.tracking import mlflow_connection, mlflow_page, mlflow_store
-from fedspa.tracking.mlflow_store import MLflowTracker, flat_params
+from fedspa.tracking import mirror, page, store, sweep_run
+from fedspa.tracking.fanout import Trackers
+from fedspa.tracking.mirror import CONFIRMED, Mirror
+from fedspa.tracking.mlflow_tracker import MLflowTracker
+from fedspa.tracking.page import flat_params
 from fedspa.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def project(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlflow_connection, "project_root", lambda: root)
+    monkeypatch.setattr(store, "project_root", lambda: root)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
@@ -45,15 +48,17 @@ def last_run(client: MlflowClient) -> Run:
     return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time DESC"])[0]
 
 
+def begun(folder: Path, rounds: int = 4, tracker: MLflowTracker | None = None, **config: Any) -> Trackers:
+    trackers = Trackers([RunFolder(replace=True), tracker or MLflowTracker()])
+    trackers.start(run_info(folder, rounds, **config))
+    return trackers
+
+
 def finished_run(folder: Path, rounds: int = 4, tracker: MLflowTracker | None = None, **config: Any) -> None:
-    files, tracker = RunFolder(), tracker or MLflowTracker()
-    for each in (files, tracker):
-        each.start(run_info(folder, rounds, **config))
+    trackers = begun(folder, rounds, tracker, **config)
     for round in range(1, rounds + 1):
-        files.round(run_record(round))
-        tracker.round(run_record(round))
-    for each in (files, tracker):
-        each.finish(run_result())
+        trackers.round(run_record(round))
+    trackers.finish(run_result())
 
 
 def test_a_finished_run_reads_back(
@@ -66,23 +71,24 @@ def test_a_finished_run_reads_back(
     assert Path(run.info.artifact_uri.removeprefix("file://")).is_relative_to(
         root / "outputs" / "mlflow-artifacts"
     )
-    points = client.get_metric_history(run.info.run_id, "global/accuracy_mean")
+    points = client.get_metric_history(run.info.run_id, "accuracy/global")
     assert [(point.step, point.value) for point in points] == [(1, 31.0), (2, 32.0), (3, 33.0), (4, 34.0)]
     last = run.data.metrics
-    assert last["local/accuracy_clients"] == 2
-    assert last["cost/traffic_total_bytes"] == 4 * 6125 and last["cost/traffic_dense_bytes"] == 4 * 12000
+    assert last["accuracy/local/clients"] == 2
+    assert last["cost/traffic_bytes"] == 4 * 6125 and last["cost/traffic_dense_bytes"] == 4 * 12000
     assert last["train/loss"] == 0.25 and last["train/prune_rate"] == 0.5
-    assert last["final/finetuned_accuracy"] == 60 and last["final/global_rounds_to_30"] == 1
-    assert "final/global_rounds_to_70" not in last
+    assert last["final/accuracy/finetuned"] == 60 and last["final/rounds_to_30/global"] == 1
+    assert "final/rounds_to_70/global" not in last
     assert run.data.tags.items() >= {
         "method": "fedspa", "mask": "dst", "dataset": "digits", "model": "small", "partition": "iid",
         "seed": "0", "sparsity": "0.5", "config_hash": "c0ffee", "partition_hash": "beef", "version": "0.1.0",
         "density": "0.4 to 0.5",
     }.items()  # fmt: skip
     note = run.data.tags["mlflow.note.content"]
-    assert "3 clients (iid) with 8 training images" in note
+    assert "3 clients (iid) with 8 training examples" in note
     assert (
-        "| personal | 44.00 | 1.50 | 41.00 |" in note and "| traffic | 24.5 kB | 48.0 kB | 49.0 % |" in note
+        "| personal | 44.00 ± 1.50 | 41.00 | 3 |" in note
+        and "| traffic | 24.5 kB | 48.0 kB | 49.0 % |" in note
     )
     assert "| finetuned | 60.00" in note
     (data,) = run.inputs.dataset_inputs
@@ -111,8 +117,7 @@ def test_a_finished_run_reads_back(
 def test_events_are_counted_and_a_round_without_training_has_no_loss(
     tmp_path: Path, client: MlflowClient
 ) -> None:
-    tracker = MLflowTracker()
-    tracker.start(run_info(tmp_path, rounds=3))
+    tracker = begun(tmp_path, rounds=3)
     for record in faulty_records():
         tracker.round(record)
     tracker.finish(run_result())
@@ -137,15 +142,14 @@ def test_weights_go_up_on_request(tmp_path: Path, client: MlflowClient) -> None:
 
 @pytest.mark.parametrize("status", ["FAILED", "KILLED"])
 def test_an_early_end_is_told_truthfully(status: str, tmp_path: Path, client: MlflowClient) -> None:
-    tracker = MLflowTracker()
-    tracker.start(run_info(tmp_path))
+    tracker = begun(tmp_path)
     assert last_run(client).info.status == "RUNNING"
     tracker.round(run_record(1))
     tracker.abort(status, "why it ended")
     run = last_run(client)
     assert run.info.status == status and run.info.end_time
     assert run.data.tags["ended_because"] == "why it ended"
-    assert run.data.metrics["global/accuracy_mean"] == 31  # the buffer is not lost
+    assert run.data.metrics["accuracy/global"] == 31  # the buffer is not lost
 
 
 def test_an_abort_before_the_run_exists_does_nothing() -> None:
@@ -156,22 +160,24 @@ class Killed(BaseException):
     """As a kill: nothing that waits for an exception sees it."""
 
 
-@pytest.mark.parametrize("round", [0, 1, 2])
+@pytest.mark.parametrize("moment", ["created", "noted", "open", "a round"])
 def test_a_start_without_a_checkpoint_goes_on_in_the_run_that_was_killed(
-    tmp_path: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch, round: int
+    tmp_path: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Killed as soon as the run is created, once it is open, and with a round delivered."""
-    killed = MLflowTracker()
-    if round == 0:
+    """Killed as soon as the run is created, once the folder knows it, once it is open, with a round in the store."""
+    broken = {"created": "_confirm", "noted": "_describe"}
+    if method := broken.get(moment):
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(mlflow_store, "dataset_input", lambda info: (_ for _ in ()).throw(Killed))
-            killed.start(run_info(tmp_path))
+            patch.setattr(Mirror, method, lambda *args, **options: (_ for _ in ()).throw(Killed))
+            begun(tmp_path)
     else:
-        killed.start(run_info(tmp_path))
-    if round == 2:
-        killed.round(run_record(1))
-        while killed._outbox and killed._outbox.send():
-            pass
+        killed = begun(tmp_path)
+        if moment == "a round":
+            killed.round(run_record(1))
+            Mirror(tmp_path).sync()
+        for tracker in killed._started:
+            if isinstance(tracker, MLflowTracker):
+                tracker._given_up = True
     before = last_run(client)
     finished_run(tmp_path)
     after = last_run(client)
@@ -184,13 +190,15 @@ def test_a_start_without_a_checkpoint_goes_on_in_the_run_that_was_killed(
 def test_a_start_that_fails_leaves_no_running_run(
     tmp_path: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlflow_store, "dataset_input", lambda info: (_ for _ in ()).throw(OSError("away")))
-    with pytest.raises(UserError, match="away"):
-        MLflowTracker().start(run_info(tmp_path))
+    trackers = Trackers([RunFolder(), MLflowTracker()])
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="away"):
+        patch.setattr(mirror, "flat_params", lambda config: (_ for _ in ()).throw(OSError("away")))
+        trackers.start(run_info(tmp_path))
+    trackers.abort("FAILED", "away")
     assert last_run(client).info.status == "FAILED"
 
 
-def test_a_hundred_rounds_take_few_calls(
+def test_a_hundred_rounds_take_few_calls_and_a_second_sync_takes_none(
     tmp_path: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow import MlflowClient
@@ -204,20 +212,15 @@ def test_a_hundred_rounds_take_few_calls(
 
     monkeypatch.setattr(MlflowClient, "log_batch", counted)
     finished_run(tmp_path, rounds=100, tracker=MLflowTracker(flush_seconds=60))
-    assert len(sizes) <= 1 + 10 + 1  # params, ten full buffers (or fewer, larger ones), the final numbers
+    assert len(sizes) <= 1 + 10 + 1  # params, ten rounds at a time (or more), the final numbers
     assert max(sizes) <= 1000
     assert len(client.get_metric_history(last_run(client).info.run_id, "train/loss")) == 100
-
-
-def test_time_flushes_too(tmp_path: Path, client: MlflowClient) -> None:
-    tracker = MLflowTracker(flush_rounds=1000, flush_seconds=0)
-    tracker.start(run_info(tmp_path))
-    tracker.round(run_record(1))
-    end = time.monotonic() + 60
-    while "train/loss" not in last_run(client).data.metrics:
-        assert time.monotonic() < end
-    assert last_run(client).data.metrics["train/loss"] == 1.0
-    tracker.abort("KILLED", "")
+    (tmp_path / CONFIRMED).write_text(json.dumps({"run_id": last_run(client).info.run_id, "round": 0}))
+    Mirror(tmp_path).sync()  # the folder has forgotten: the store is asked
+    assert len(client.get_metric_history(last_run(client).info.run_id, "train/loss")) == 100
+    calls = len(sizes)
+    Mirror(tmp_path).sync()
+    assert len(sizes) == calls
 
 
 def test_params_are_flat_short_and_as_typed(tmp_path: Path) -> None:
@@ -239,7 +242,7 @@ def test_the_environment_names_another_store(tmp_path: Path, monkeypatch: pytest
         opened.append(uri)
         raise UserError("seen")
 
-    monkeypatch.setattr(mlflow_store, "open_store", refuse)
+    monkeypatch.setattr(mirror, "open_store", refuse)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     for tracker in (MLflowTracker(), MLflowTracker(tracking_uri="sqlite:///mine.db")):
         with pytest.raises(UserError, match="seen"):
@@ -248,8 +251,8 @@ def test_the_environment_names_another_store(tmp_path: Path, monkeypatch: pytest
 
 
 def test_artifacts_of_a_server_are_the_servers_choice_and_others_are_beside_the_store() -> None:
-    assert mlflow_connection.artifact_location("http://127.0.0.1:5000") is None
-    beside = mlflow_connection.artifact_location("sqlite:////elsewhere/a.db")
+    assert store.artifact_location("http://127.0.0.1:5000") is None
+    beside = store.artifact_location("sqlite:////elsewhere/a.db")
     assert beside == "file:///elsewhere/outputs/mlflow-artifacts"
 
 
@@ -275,7 +278,7 @@ def test_two_processes_make_one_store_at_once(tmp_path: Path) -> None:
 
     def make() -> None:
         barrier.wait()
-        answers.put(mlflow_connection.open_store(uri, "e")[1])
+        answers.put(store.open_store(uri, "e")[1])
 
     both = [together.Process(target=make) for _ in range(2)]
     for process in both:
@@ -287,21 +290,21 @@ def test_two_processes_make_one_store_at_once(tmp_path: Path) -> None:
 
 
 def test_a_run_names_the_commit_of_its_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(mlflow_page, "project_root", lambda: Path(__file__).parents[1])
-    monkeypatch.setattr(mlflow_page, "_git", lambda *words: "a" * 40 if "rev-parse" in words else "")
-    mlflow_page.source_tags.cache_clear()
-    found = mlflow_page.source_tags()
+    monkeypatch.setattr(page, "project_root", lambda: Path(__file__).parents[1])
+    monkeypatch.setattr(page, "_git", lambda *words: "a" * 40 if "rev-parse" in words else "")
+    page.source_tags.cache_clear()
+    found = page.source_tags()
     assert found["mlflow.source.git.commit"] == "a" * 40 and found["uncommitted_changes"] == "false"
     monkeypatch.undo()
-    monkeypatch.setattr(mlflow_page, "project_root", lambda: tmp_path)  # no clone
-    mlflow_page.source_tags.cache_clear()
-    assert "mlflow.source.git.commit" not in mlflow_page.source_tags()
-    mlflow_page.source_tags.cache_clear()
+    monkeypatch.setattr(page, "project_root", lambda: tmp_path)  # no clone
+    page.source_tags.cache_clear()
+    assert "mlflow.source.git.commit" not in page.source_tags()
+    page.source_tags.cache_clear()
 
 
 def test_the_description_of_a_large_sweep_is_cut(tmp_path: Path) -> None:
     jobs = {f"dataset=cifar100,method=fedspa,seed={number}": "personal 55.5 %" for number in range(189)}
-    note = mlflow_page.sweep_note(jobs)
+    note = sweep_run.sweep_note(jobs)
     assert len(note) < 5000
     shown = note.count("personal 55.5")
     assert note.endswith(f"And {189 - shown} more.") and shown > 50

@@ -87,7 +87,9 @@ def test_the_compiled_engine_takes_the_terms_and_forgets_them(momentum):
     correction = 0.1 * torch.randn(start.shape, generator=drawn, dtype=torch.float64)
     plain: dict[str, Any] = {}
     both = {"correction": correction, "trainable": trainable, "proximal": Proximal(start + 0.1, 0.3)}
-    for options in (plain, both, {"trainable": trainable}, {"correction": correction, "mask": mask}, plain):
+    seen = {"mask": mask, "forward": mask * trainable}
+    frozen, corrected = {"trainable": trainable}, {"correction": correction, "mask": mask}
+    for options in (plain, both, frozen, seen, corrected, plain):
         ours, theirs = (
             train(
                 one, start, ROWS[0], epochs=2, learning_rate=0.1,
@@ -99,6 +101,9 @@ def test_the_compiled_engine_takes_the_terms_and_forgets_them(momentum):
         if "trainable" in options:
             assert torch.equal(ours.weights[trainable == 0], start[trainable == 0])
             assert not torch.equal(ours.weights[trainable == 1], start[trainable == 1])
+        if "forward" in options:  # what the network does not see is trained by its gradient all the same
+            unseen = (mask == 1) & (trainable == 0)
+            assert not torch.equal(ours.weights[unseen], start[unseen] * (1 - 0.1 * 0.1) ** 10)
         if "mask" in options:  # the correction does not reach what the mask leaves out, weight decay does
             left = (mask == 0) & (start != 0)
             shrunk = ours.weights[left] / start[left]

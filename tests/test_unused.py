@@ -13,12 +13,11 @@ import pytest
 from fedspa.config.plan import Plan
 from fedspa.config.unused import LAYER_SPARSITY
 from fedspa.core.errors import UserError
-from fedspa.report.page import make_report
-from fedspa.report.results import write_results
+from fedspa.core.names import final_metrics
+from fedspa.report.page import make_report, results
 from fedspa.report.runs import folders_under, read_runs
 from fedspa.report.study import make_study
 from fedspa.runs.experiment import run
-from fedspa.tracking.measures import final_metrics
 
 SMALL = (
     *(
@@ -119,8 +118,8 @@ def test_every_metric_is_wherever_accuracy_is(
 ) -> None:
     words = ("method=fedavg", "metric=[accuracy,macro_f1]", "finetune.epochs=1", "dataset.val_fraction=0.2")
     summary = run(plan(*SMALL, *words), tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"] == summary["metrics"]
-    assert [*summary["metrics"]] == ["macro_f1", "val_accuracy", "val_macro_f1"]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
+    assert summary["metrics"] == ["accuracy", "macro_f1", "val_accuracy", "val_macro_f1"]
 
     with (tmp_path / "run" / "rounds.csv").open() as file:
         last = list(csv.DictReader(file))[-1]
@@ -130,17 +129,17 @@ def test_every_metric_is_wherever_accuracy_is(
     told = capsys.readouterr().out
     assert re.search(r"macro_f1 in %", told)
     study = make_study("study", read_runs(folders_under(tmp_path / "run")))
-    write_results(tmp_path / "results.csv", study)
-    with (tmp_path / "results.csv").open() as file:
-        results = {row["kind"]: row["mean"] for row in csv.DictReader(file) if row["quantity"] == "macro_f1"}
-    [table] = [table for table in make_report(study).tables if table.name.startswith("macro-f1")]
-    cells = dict(zip([column.name for column in table.columns], table.rows[0][1], strict=True))
+    tables = make_report(study).tables
+    numbers = results(study, tables)
+    means = numbers[numbers["quantity"] == "macro_f1"].set_index("kind")["mean"]
+    [table] = [table for table in tables if table.name.startswith("macro-f1")]
+    cells = dict(zip([column.name for column in table.columns], table.lines[0].cells, strict=True))
     for kind in ("global", "local", "finetuned"):
-        mean = summary["metrics"]["macro_f1"][kind]["mean"]
+        mean = summary[f"final/macro_f1/{kind}"]
         if kind != "finetuned":
-            assert mean == float(last[f"{kind}_macro_f1_mean"])
-        known = [float(row[f"{kind}_macro_f1"]) for row in clients if row[f"{kind}_macro_f1"]]
+            assert mean == float(last[f"macro_f1/{kind}"])
+        known = [float(row[f"macro_f1/{kind}"]) for row in clients if row[f"macro_f1/{kind}"]]
         assert mean == pytest.approx(sum(known) / len(known))
-        assert final[f"final/{kind}_macro_f1"] == mean == float(results[kind])
+        assert final[f"final/macro_f1/{kind}"] == mean == means[kind]
         assert cells[f"{kind}, %"].text.startswith(f"{mean:.1f}")
         assert f"{mean:.2f}" in told

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspa.communication.wire import DTYPES, Envelope, Message, WireError, decode, encode, visit_bytes
+from fedspa.communication.wire import DTYPES, Envelope, Message, WireError, decode, encode, update_bytes
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.weights import ParameterSpace
 from fedspa.planning.cost_report import CostReport
@@ -249,8 +249,8 @@ def test_a_run_through_the_wire_is_the_same_run(plan, overrides):
 @pytest.mark.parametrize("overrides", METHODS, ids=lambda o: o[0])
 def test_measured_bytes_are_those_of_the_closed_form(plan, overrides):
     run = build(plan(*small(overrides), "federation.wire=bf16", "federation.clients_per_round=1"))
-    for record in run.loop.rounds():  # of one visit each
-        assert record.costs.encoded_bytes == visit_bytes(record.costs, len(run.space.sizes), "bf16")
+    for record in run.loop.rounds():  # of one client update each
+        assert record.costs.encoded_bytes == update_bytes(record.costs, len(run.space.sizes), "bf16")
 
 
 def test_of_the_last_round_of_dst_no_mask_travels_and_none_is_charged(plan):
@@ -258,7 +258,9 @@ def test_of_the_last_round_of_dst_no_mask_travels_and_none_is_charged(plan):
     made = plan(*small(("mask=dst",)), "mask.anneal_rounds=2", "partition=iid", "federation.wire=fp32")
     run = build(made)
     first, last = run.loop.rounds()
-    new = sum(visits == 1 and client in last.participants for client, visits in run.loop.state.visits.items())
+    new = sum(
+        updates == 1 and client in last.participants for client, updates in run.loop.state.updates.items()
+    )
     seeds = 8 * new
     assert last.costs.mask_bytes == seeds and last.costs.search_flops == 0
     assert first.costs.mask_bytes > 3 * 8 and first.costs.search_flops > 0

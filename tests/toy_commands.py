@@ -21,10 +21,10 @@ from omegaconf import DictConfig, open_dict
 import fedspa.config.plan
 import fedspa.core.paths
 import fedspa.runs.experiment  # noqa: F401
+import fedspa.studies.jobs
 import fedspa.studies.search
-import fedspa.studies.studies
+from fedspa.studies.jobs import Study
 from fedspa.studies.search import Search
-from fedspa.studies.studies import Study
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = 2
@@ -34,7 +34,7 @@ TIME_LIMIT = 300
 
 _check, _study, _search = (
     fedspa.config.plan.check,
-    fedspa.studies.studies.study,
+    fedspa.studies.jobs.study,
     fedspa.studies.search.Search,
 )
 _project_root, _savefig = fedspa.core.paths.project_root, Figure.savefig
@@ -71,8 +71,8 @@ def toy(config: DictConfig) -> DictConfig:
     return small
 
 
-def small_check(config: DictConfig) -> Any:
-    return _check(toy(config))
+def small_check(config: DictConfig, *objects: Any) -> Any:
+    return _check(toy(config), *objects)
 
 
 def small_study(*args: Any, **kwargs: Any) -> Study:

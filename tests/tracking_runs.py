@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedspa.core.records import ClientRow, Costs, Event, RoundRecord, RunInfo, RunResult, Spread
+from fedspa.core import names
+from fedspa.core.records import Costs, Event, RoundRecord, RunInfo, RunResult, Spread
 
 COSTS = Costs(train_flops=1e12 / 3, search_flops=1e10, down_bytes=4000, up_bytes=2000, mask_bytes=125)
 DENSE = Costs(train_flops=5e11, down_bytes=6000, up_bytes=6000)
@@ -97,36 +98,46 @@ def faulty_records() -> list[RoundRecord]:
     ]
 
 
-def accuracies(*scores: float | None) -> dict[str, float | None]:
-    """Of the global, personal and local model of a client."""
-    return dict(zip(("global_accuracy", "personal_accuracy", "local_accuracy"), scores, strict=True))
-
-
 def run_result(finetuned: bool = True) -> RunResult:
-    accuracy = {
-        "global": vars(spread(34.0)),
-        "personal": vars(spread(44.0)),
-        "local": vars(spread(51.25, clients=2)),
-        "finetuned": vars(spread(60.0)) if finetuned else None,
-    }
+    accuracy = {"global": spread(34.0), "personal": spread(44.0), "local": spread(51.25, clients=2)}
+    if finetuned:
+        accuracy["finetuned"] = spread(60.0)
     flat = torch.arange(6, dtype=torch.float32)
     return RunResult(
         summary={
             "method": "fedspa",
-            "density": {"asked": 0.5, "mean": 0.45, "min": 0.4, "max": 0.5},
-            "accuracy": accuracy,
-            "rounds_to_accuracy": {"global": {"30": 1, "70": None}, "local": {"30": 1, "70": None}},
-            "traffic_bytes": {"down": 16000, "up": 8000, "masks": 500, "total": 24500, "dense_total": 48000},
-            "flops": {"train": 4e12 / 3, "search": 4e10, "total": 1.3733e12, "dense_total": 2e12},
-            "seconds": {"train": 1.6, "search": 0.0, "evaluate": 0.0, "aggregate": 0.0, "total": 2.0},
-            "events": {},
-            "samples_per_s": 1000.0,
+            "density_asked": 0.5,
+            "metrics": ["accuracy"],
+            **{
+                names.final(name): value
+                for kind, of_kind in accuracy.items()
+                for name, value in names.spread_values("accuracy", kind, of_kind).items()
+            },
+            **{
+                f"final/rounds_to_{target}/{kind}": first
+                for target, first in ((30, 1), (70, None))
+                for kind in ("global", "local")
+            },
+            "final/density": 0.45,
+            "final/density/min": 0.4,
+            "final/density/max": 0.5,
+            "final/samples_per_s": 1000.0,
+            "cost/traffic_bytes": 24500,
+            "cost/traffic_dense_bytes": 48000,
+            "cost/flops": 1.3733e12,
+            "cost/flops_dense": 2e12,
+            "time/total_s": 2.0,
         },
-        clients=[
-            ClientRow(0, 3, 0, 2, 4, 0.5, accuracies(1 / 3, 50.0, 75.0)),
-            ClientRow(1, 3, 0, 2, 0, 1.0, accuracies(50.0, 50.0, None)),
-            ClientRow(2, 2, 0, 2, 4, 0.5, accuracies(100.0, 50.0, 25.0)),
-        ],
+        clients={
+            "train_size": np.array([3, 3, 2]),
+            "val_size": np.array([0, 0, 0]),
+            "test_size": np.array([2, 2, 2]),
+            "client_updates": np.array([4, 0, 4]),
+            "density": np.array([0.5, 1.0, 0.5]),
+            "accuracy/global": np.array([1 / 3, 50, 100]),
+            "accuracy/personal": np.array([50.0, 50, 50]),
+            "accuracy/local": np.array([75, np.nan, 25]),
+        },
         weights={"fc.weight": flat[:4].view(2, 2), "fc.bias": flat[4:]},  # views of one vector, as in a run
         masks={"client_0": torch.tensor([0b10110000], dtype=torch.uint8)},
     )

@@ -11,10 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import hydra
@@ -31,15 +28,13 @@ from fedspa.config.recorded import KEYS, repeating
 from fedspa.core.errors import UserError, nearest
 from fedspa.core.explaining import explain, refused_override
 from fedspa.core.launch import launched
+from fedspa.core.lazy_torch import defer_torch
 from fedspa.core.paths import config_dir
 from fedspa.core.settings import Config
 from fedspa.runs.folders import is_chosen
-from fedspa.runs.interruption import PREEMPTED, STOPPED, Preempted, Preemptible
-from fedspa.runs.streams import ReaderGone, ends_with_its_reader
-from fedspa.studies.gpu_places import take_a_gpu
-from fedspa.studies.launchers import EXTRAS, Ended, Launching, beside_others
-from fedspa.studies.studies import register_studies
-from fedspa.studies.sweep import JobFailed
+from fedspa.runs.interruption import PREEMPTED, READER_GONE, STOPPED, Preempted, command
+from fedspa.studies.jobs import register_studies
+from fedspa.studies.launchers import EXTRAS, JobFailed, in_own_process, side_by_side, take_a_gpu
 from fedspa.usage import register_usage
 
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -49,78 +44,42 @@ Task = Callable[[Plan, Path], None]
 """What an entry point does with a checked run and the folder for its files."""
 
 
-@ends_with_its_reader
+@command
 def main(task: Task, usage: str | None = None, schema: type[Config] = Config) -> int:
     """Do what the command line says: `task` once, or with -m once for each job of a sweep.
 
-    `usage`: what `--help` says of this command, above the groups of the config.
+    `usage`: the text of `--help` on this command, above the groups of the config.
     `schema`: the settings of this command, those of a run and perhaps some of its own.
-    Returns the exit code: 0, done; 1, fedspa has a bug, whose traceback is shown; 2, a mistake of the user,
-    told in one sentence (under HYDRA_FULL_ERROR=1 with its traceback); 75, preempted by SIGTERM or SIGUSR1, to be
-    resumed; 130, stopped by Ctrl-C; 141, stopped since nobody reads standard output any more. After several jobs,
-    the highest of theirs. Of several ranks all do so, and the first speaks.
+    Returns the exit code: 0, done; 1, fedspa has a bug, whose traceback is shown; 2, a mistake of the user, told in one
+    sentence (under HYDRA_FULL_ERROR=1 with its traceback); 75, preempted by SIGTERM or SIGUSR1, to be resumed; 130,
+    stopped by Ctrl-C; 141, nobody reads standard output any more. After several jobs, the highest of theirs. Of several
+    ranks all do so, and the first speaks.
     """
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra reports errors itself, and exits
-    logging.raiseExceptions = (
-        False  # a log that cannot be written must not bury the sentence on what happened
-    )
+    logging.raiseExceptions = False  # a log that cannot be written must not bury the sentence on the reason
     defer_torch()
+    words = sys.argv[1:]
+    sweeping = bool({"-m", "--multirun"} & set(words))
     try:
+        _check_words(words)
         register(schema)
-        sys.argv = [sys.argv[0], *repeating(sys.argv[1:])]
-    except UserError as error:  # of plug-ins, or of a run that is to be repeated
-        return report(error, show_traceback)
-    register_studies()
-    register_usage(usage or "")
-
-    def job(config: DictConfig) -> None:
-        """One run, which tells of its own failure at once. That ends the program, or only this job of a sweep."""
-        command = HydraConfig.get()
-        folder = Path(command.runtime.output_dir)
-        if not launched().main:  # a run has one folder, that of the first rank; this one may be another
-            with suppress(OSError):
-                folder.rmdir()
-        try:
-            study = command.runtime.choices.get("sweep")
-            if study and command.mode == RunMode.RUN and not _one_of(command):
-                raise UserError(f"sweep={study} stands for many runs: add -m to start them.")
-            sweeping = command.mode == RunMode.MULTIRUN
-            launching = Launching.by(command.launcher, 1) if sweeping else Launching()
-            if launching.here:
-                take_a_gpu(folder.parent)
-            with beside_others(folder) if launching.side_by_side else nullcontext():
-                task(check(config), folder)
-        except Ended as end:
-            raise JobFailed(end.code, str(end)) from None
-        except Exception as error:
-            if command.mode == RunMode.RUN:
-                raise SystemExit(report(error, show_traceback)) from error
-            print(f"Failed: {folder.parent.name}/{folder.name}", file=sys.stderr)
-            code = report(error, show_traceback)
-            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-            raise JobFailed(code, f"{kind}{error}".splitlines()[0]) from None
-        finally:
-            with suppress(OSError):  # Hydra made the folder; it stays if anything was written to it
-                folder.rmdir()
-                if not is_chosen(command):
-                    folder.parent.rmdir()  # the day's
-
-    try:
-        _check_options(sys.argv[1:])
-        _check_choices(sys.argv[1:])
-        if {"-m", "--multirun"} & set(sys.argv[1:]) and (ranks := launched().size) > 1:
+        sys.argv = [sys.argv[0], *repeating(words)]
+        register_studies()
+        register_usage(usage or "")
+        if sweeping and (ranks := launched().size) > 1:
             raise UserError(
                 f"-m starts runs one after another, but here are {ranks} ranks for one run: leave out one."
             )
-        with Preemptible():
-            hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(job)()
-    except ReaderGone:
+        job = _job(task, show_traceback)
+        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(job)()
+    except BrokenPipeError:
         raise
     except KeyboardInterrupt as stop:
         preempted = isinstance(stop, Preempted)
         if launched().main:
-            print("Preempted: resume=auto goes on." if preempted else "Stopped.", file=sys.stderr)
+            again = "the same command" if sweeping else "the same command with resume=auto"
+            print(f"{'Preempted' if preempted else 'Stopped'}: {again} goes on.", file=sys.stderr)
         return PREEMPTED if preempted else STOPPED
     except SystemExit as end:
         return int(end.code or 0)
@@ -137,8 +96,55 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
     return 0
 
 
-def _check_options(words: list[str]) -> None:
-    """Raise `UserError` for a word that is neither an option of the command nor a setting."""
+def _job(task: Task, show_traceback: bool) -> Callable[[DictConfig], None]:
+    """One run, which tells of its own failure at once. That ends the program, or only this job of a sweep."""
+
+    def job(config: DictConfig) -> None:
+        chosen = HydraConfig.get()
+        folder, alone = Path(chosen.runtime.output_dir), chosen.mode == RunMode.RUN
+        if not launched().main:  # a run has one folder, that of the first rank; this one may be another
+            with suppress(OSError):
+                folder.rmdir()
+        try:
+            study = chosen.runtime.choices.get("sweep")
+            if study and alone and not _one_of(chosen):
+                raise UserError(f"sweep={study} stands for many runs: add -m to start them.")
+            plan = check(config)
+            beside = not alone and side_by_side(chosen.launcher)
+            if beside:
+                take_a_gpu()
+            with in_own_process(folder) if beside else nullcontext():
+                task(plan, folder)
+        except JobFailed:
+            raise
+        except (BrokenPipeError, SystemExit):  # Rich exits where nobody reads its output any more
+            raise SystemExit(READER_GONE) from None
+        except Exception as error:
+            if alone:
+                raise SystemExit(report(error, show_traceback)) from error
+            print(f"Failed: {folder.parent.name}/{folder.name}", file=sys.stderr)
+            code = report(error, show_traceback)
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            raise JobFailed(code, f"{kind}{error}".splitlines()[0]) from None
+        finally:
+            with suppress(OSError):  # Hydra made the folder; it stays if anything was written to it
+                folder.rmdir()
+                if not is_chosen(chosen):
+                    folder.parent.rmdir()  # the day's
+
+    return job
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Raise `UserError` for a word of the command line that cannot be a setting or an option."""
+    for word in words:
+        if word.encode(errors="replace").decode() != word:
+            raise UserError(
+                f"{word} is not text in UTF-8: type it in a terminal whose encoding is UTF-8, or rename the file."
+            )
+        group, _, value = word.lstrip("+").partition("=")
+        if group in ("sweep", "model", *ONE_EACH) and value.startswith("["):
+            raise UserError(f"{word} is a list: {group} takes one option, as in {group}=<name>.")
     for word in get_args_parser().parse_known_args(words)[1]:
         if word.startswith("-"):
             raise UserError(f"{word} is not an option: a setting is written as key=value, without dashes.")
@@ -147,19 +153,11 @@ def _check_options(words: list[str]) -> None:
         )
 
 
-def _check_choices(overrides: Sequence[str]) -> None:
-    """Raise `UserError` where several options are chosen in a group that gives one component."""
-    for override in overrides:
-        group, _, value = override.lstrip("+").partition("=")
-        if group in ("sweep", "model", *ONE_EACH) and value.startswith("["):
-            raise UserError(f"{override} is a list: {group} takes one option, as in {group}=<name>.")
-
-
-def _one_of(command: Any) -> bool:
+def _one_of(chosen: Any) -> bool:
     """Whether each axis of the chosen study has a value on the command line, so that it stands for one run."""
-    task = OmegaConf.to_container(command.overrides.task)  # as it was written: ${...} is not resolved
-    told = {str(override).partition("=")[0].lstrip("+") for override in task or ()}
-    return not command.sweeper.get("rows") and told >= set(command.sweeper.params)
+    task = OmegaConf.to_container(chosen.overrides.task)  # as it was written: ${...} is not resolved
+    given = {str(override).partition("=")[0].lstrip("+") for override in task or ()}
+    return not chosen.sweeper.get("rows") and given >= set(chosen.sweeper.params)
 
 
 def log_into(folder: Path) -> None:
@@ -206,9 +204,7 @@ def explain_hydra(error: Exception, words: Sequence[str]) -> UserError:
         if group == "hydra/launcher" and (extra := EXTRAS.get(option)):
             mistake = UserError(f"{group} needs more than is installed: pip install 'fedspa[{extra}]'.")
     elif isinstance(error, OverrideParseException):
-        mistake = UserError(
-            f"{error.override} cannot be read: a setting is written as {_form(error.override)}."
-        )
+        mistake = UserError(f"{error.override} cannot be read: {_form(error.override)}.")
     elif cause is not None:
         mistake = explain(cause)
     elif (kept := re.search(r"Could not override '(\w+)'", text)) and kept[1] in KEYS:
@@ -228,40 +224,14 @@ def explain_hydra(error: Exception, words: Sequence[str]) -> UserError:
 
 def _form(override: str) -> str:
     """How a setting that Hydra's grammar refuses must be typed in a shell."""
-    key, equals, value = override.partition("=")
-    if not equals or not value:
-        return "key=value"
+    key, _, value = override.partition("=")
     text = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
     escaped = re.sub(r"""(\\*)("|$)""", lambda found: 2 * found[1] + (r"\"" if found[2] else ""), text)
     quoted = shlex.quote(f'{key}="{escaped}"')
     try:
         OverridesParser.create().parse_override(shlex.split(quoted)[0])
     except HydraException:  # it is the key that cannot be read
-        return "key=value"
-    lists = ", a list as [a,b]" if value[0] in "[{(" else ""
-    return f"{quoted}, in quotes of its own{lists}"
-
-
-def defer_torch() -> None:
-    """Put off importing torch, which takes seconds, until an attribute of it is first used.
-
-    So a mistake in the config is answered at once, though the modules that check it say `import torch`. (The
-    standard library's LazyLoader cannot do it: `import torch` itself looks at the module and loads it.)
-    """
-    if "torch" in sys.modules:
-        return
-    stand_in = ModuleType("torch")
-    stand_in.__spec__ = find_spec("torch")  # looked at by code that only asks whether there is a torch,
-    stand_in.__file__ = "deferred"  # as is this
-
-    def load(name: str) -> Any:
-        if sys.modules.get("torch") is stand_in:
-            del sys.modules["torch"]
-        torch = import_module("torch")
-        for module in list(sys.modules.values()):
-            if getattr(module, "torch", None) is stand_in:
-                module.torch = torch  # type: ignore[attr-defined]
-        return getattr(torch, name)
-
-    stand_in.__getattr__ = load  # type: ignore[method-assign]
-    sys.modules["torch"] = stand_in
+        return "a setting is written as key=value"
+    if not value:
+        return "a setting is written as key=value"
+    return f"write {quoted}" + (", or a list as [a,b]" if value[0] in "[{(" else "")

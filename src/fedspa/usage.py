@@ -1,4 +1,4 @@
-"""What `--help` shows: how a command is used, and the groups of the config with a line each."""
+"""The text of `--help`: the use of a command, and the groups of the config with a line each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, OmegaConf
 
 WIDTH = 100
-"""Columns of the screen."""
+"""The width of the screen in columns."""
 GROUPS = {
-    "dataset": "images",
+    "dataset": "images, a table, text",
     "partition": "how clients get them",
     "model": "the network",
     "method": "what clients train",
@@ -25,25 +25,28 @@ GROUPS = {
     "sweep": "studies, with -m",
     "hydra/launcher": "where sweep jobs run",
 }
-"""What each group is about. Groups of other packages follow without a word."""
+"""The subject of each group. Groups of other packages are listed without one."""
 
 
 def register_usage(text: str) -> None:
-    """Have `--help` show this text of a command, and the groups. Used by hydra.help.template in conf/config.yaml."""
+    """Register the text of a command for `--help`, with the groups. hydra.help.template in conf/config.yaml uses it."""
 
     def usage(*, _root_: DictConfig) -> str:
         shown = (
             f"{text.strip()}\n\nGroups, each with [what is chosen] and what else there is:\n{groups(_root_)}"
         )
-        return shown.replace("$", "$$")  # Hydra takes it for a template
+        return shown.replace("$", "$$")  # Hydra reads it as a template
 
     OmegaConf.register_new_resolver("usage", usage, replace=True)
 
 
 def groups(config: DictConfig) -> str:
-    """A line a group: its name, what it is about, the options as far as they fit."""
+    """A line for each group: its name, its subject, and as many options as fit."""
     loader, chosen = GlobalHydra.instance().config_loader(), HydraConfig.get().runtime.choices
-    several = {"metric": set(config.metrics), "logger": set(config.loggers)}  # of these Hydra keeps no record
+    several = {
+        "metric": set(config.metrics),
+        "logger": set(config.loggers),
+    }  # Hydra does not record these choices
     others = [name for name in loader.get_group_options("", ObjectType.GROUP) if name != "hydra"]
     lines = []
     for group in dict.fromkeys([*GROUPS, *others]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,75 +14,62 @@ from omegaconf import DictConfig, open_dict
 
 from fedspa.config.plan import check
 from fedspa.core.errors import UserError
+from fedspa.studies.jobs import study
 from fedspa.studies.search import Search, Space
-from fedspa.studies.studies import study
-from fedspa.studies.sweep import run_sweep
+from fedspa.studies.sweep import Sweeps
 
 
 class StudySweeper(Sweeper):
-    """Hands what Hydra knows to `fedspa.studies.sweep`; conf/hydra/sweeper/study.yaml explains its options."""
+    """Runs the jobs of a study; conf/hydra/sweeper/study.yaml explains its options.
 
-    def __init__(self, params: dict[str, str], rows: list[dict[str, Any]], **others: Any) -> None:
-        # A mistake in them is told by `sweep`: what is raised here Hydra would wrap in words of its own.
+    A mistake in the options is told by `sweep`: Hydra would wrap what `__init__` raises in words of its own.
+    """
+
+    refusal = "belongs to a search: add hydra/sweeper=search"
+
+    def __init__(self, params: dict[str, str], rows: Sequence[dict[str, Any]] = (), **others: Any) -> None:
         self._params, self._rows, self._others = params, rows, others
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self._loader, self._config = hydra_context.config_loader, config
-        self._launcher = Plugins.instance().instantiate_launcher(
+        loader = hydra_context.config_loader
+        self._parser = OverridesParser.create(config_loader=loader)
+        launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
+
+        def compose(overrides: Sequence[str]) -> DictConfig:
+            composed = loader.load_sweep_config(config, list(overrides))
+            with open_dict(composed):
+                del composed["hydra"]
+            return composed
+
+        self._sweeps = Sweeps(Path(config.hydra.sweep.dir), compose, launcher.launch, config.hydra.launcher)
 
     def sweep(self, arguments: list[str]) -> None:
         """Run what the command line asks for; ends the program with an exit code where a job failed."""
         if self._others:
-            raise UserError(f"{_listed(self._others)} belongs to a search: add hydra/sweeper=search.")
-        parser = OverridesParser.create(config_loader=self._loader)
-        code = run_sweep(
-            study(self._params, self._rows, arguments, parser),
-            root=Path(self._config.hydra.sweep.dir),
-            compose=self._compose,
-            launch=self._launcher.launch,
-            launcher=self._config.hydra.launcher,
-        )
-        if code:
+            raise UserError(
+                f"{' and '.join(f'hydra.sweeper.{name}' for name in self._others)} {self.refusal}."
+            )
+        if code := self._run(arguments):
             raise SystemExit(code)
 
-    def _compose(self, overrides: Sequence[str]) -> DictConfig:
-        config = self._loader.load_sweep_config(self._config, list(overrides))
-        with open_dict(config):
-            del config["hydra"]
-        return config
+    def _run(self, arguments: list[str]) -> int:
+        return self._sweeps.run(study(self._params, self._rows, arguments, self._parser))
 
 
 class SearchSweeper(StudySweeper):
-    """Hands what Hydra knows to `fedspa.studies.search`; conf/hydra/sweeper/search.yaml explains its options."""
+    """Searches for good settings; conf/hydra/sweeper/search.yaml explains its options."""
+
+    refusal = "has no place in a search: leave out hydra/sweeper=search"
 
     def __init__(
         self, params: dict[str, str], trials: int, at_once: int, seed: int, kind: str | None, **others: Any
     ) -> None:
-        super().__init__(params, [])
+        super().__init__(params)
         self._options, self._others = (trials, at_once, seed, kind), others
 
-    def sweep(self, arguments: list[str]) -> None:
-        """Search; ends the program with an exit code where a trial failed."""
-        if self._others:
-            raise UserError(
-                f"{_listed(self._others)} has no place in a search: leave out hydra/sweeper=search."
-            )
+    def _run(self, arguments: list[str]) -> int:
+        sweeps, space = self._sweeps, Space.of(self._params, arguments, self._parser)
         search = Search(*self._options)
-        root, launcher = Path(self._config.hydra.sweep.dir), self._config.hydra.launcher
-        space = Space.of(self._params, arguments, OverridesParser.create(config_loader=self._loader))
-        code = search.run(
-            space,
-            root,
-            lambda overrides: check(self._compose(overrides)),
-            lambda study, parent: run_sweep(
-                study, root, self._compose, self._launcher.launch, launcher, parent
-            ),
-        )
-        if code:
-            raise SystemExit(code)
-
-
-def _listed(options: Mapping[str, Any]) -> str:
-    return " and ".join(f"hydra.sweeper.{name}" for name in options)
+        return search.run(space, sweeps.root, lambda words: check(sweeps.compose(words)), sweeps.run)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 
 from fedspa.core.errors import check_range
-from fedspa.masks.base import MaskSearcher
+from fedspa.masks.dynamic import DynamicSearcher
 from fedspa.masks.search_input import SearchInput
 from fedspa.masks.select import drop_and_grow
 
 
 @dataclass(kw_only=True)
-class Lottery(MaskSearcher):
-    """Exchanges the same share of every tensor's active weights in every round."""
+class Lottery(DynamicSearcher):
+    """Exchanges the same share of every tensor's active weights in every search."""
 
     share: float = 0.1
 
@@ -22,15 +22,9 @@ class Lottery(MaskSearcher):
         super().__post_init__()
         check_range("mask.share", self.share, low=0, high=1)
 
-    @property
-    def searches(self) -> bool:
-        return True
-
-    @property
-    def needs_gradient(self) -> bool:
-        return False
-
     def next_mask(self, search: SearchInput) -> torch.Tensor:
+        if not self.searching(search.round):
+            return search.mask
         draws = torch.rand(search.space.total, generator=search.generator).to(search.weights)
         vectors = map(search.space.split, (search.mask, search.weights.abs(), draws))
         pieces = zip(search.counts, *vectors, strict=True)

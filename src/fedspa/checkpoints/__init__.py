@@ -1,1 +1,1 @@
-"""What a run that was broken off goes on from."""
+"""Checkpoints of a run, and how an interrupted run resumes from one."""

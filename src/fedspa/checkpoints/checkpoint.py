@@ -1,7 +1,7 @@
-"""The checkpoints of a run: files of which a kill at any moment leaves at least one whole.
+"""The checkpoints of a run. After a kill at any moment at least one whole file is left.
 
-A checkpoint is written beside the others, brought to the disk, and only then given its name; the one before stays.
-Its content is an `archive`, whose checksum is looked at whenever one is read.
+A checkpoint is written under a temporary name, flushed to the disk, and then renamed; the one before stays.
+Its content is an `archive`, whose checksum is checked at every reading.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedspa.checkpoints.archive import ArchiveError, data_size, verify, write
+from fedspa.checkpoints.resuming import LAST
 from fedspa.core.files import UNFINISHED, whole_file
 
 log = logging.getLogger(__name__)
 
 SHARE = 0.02
-"""Of a run's time, what writing checkpoints may take where nobody says how often."""
+"""The largest share of a run's time for writing checkpoints, if `checkpoint.every` is not set."""
 BEST = "best.ckpt"
 _NAME = re.compile(r"round-(\d+)\.ckpt")
 
@@ -35,17 +35,17 @@ class Checkpoints:
     ) -> None:
         """
         Args:
-            folder: made at the first checkpoint.
-            keep: how many of the newest stay; 0: none is written.
-            every: rounds between two; None: as often as all of them together take `SHARE` of the time.
-            clock: gives seconds.
+            folder: it is made at the first checkpoint.
+            keep: the number of newest checkpoints that stay; 0: none is written.
+            every: the rounds between two; None: as often as all of them together take `SHARE` of the time.
+            clock: returns seconds.
         """
         self._folder, self._keep, self._every, self._clock = folder, keep, every, clock
         self._begin, self._spent = clock(), 0.0
         self._last_seconds, self._last_size = 0.0, 1
 
     def due(self, round: int, state: dict[str, Any]) -> bool:
-        """Whether to write one after so many completed rounds."""
+        """True if a checkpoint should be written after so many completed rounds."""
         if self._keep == 0:
             return False
         if self._every is not None:
@@ -56,7 +56,7 @@ class Checkpoints:
         return self._last_seconds * max(1.0, data_size(state) / self._last_size) <= allowed
 
     def write(self, round: int, state: dict[str, Any], *, best: bool = False) -> None:
-        """Write one, also as the best so far if it is; then remove what is older than the newest `keep`."""
+        """Write a checkpoint, also as the best one if `best`. Then remove all but the newest `keep`."""
         if self._keep == 0:
             return
         begin = self._clock()
@@ -68,7 +68,7 @@ class Checkpoints:
         if best:
             self._make_best(path)
         _sync_folder(self._folder)
-        files = self._files()
+        files = checkpoint_files(self._folder)
         newer = [
             file for file in files if _round_of(file) > round
         ]  # damaged, or the run had gone on from them
@@ -78,38 +78,40 @@ class Checkpoints:
         self._spent += self._last_seconds
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that `archive.read` can read; None where there is none.
+        """The newest checkpoint that `archive.read` can read; None if there is none.
 
-        Each newer one that cannot be read is told in a line.
+        The log names each newer checkpoint that cannot be read.
         """
-        for path in self._files():
+        files = checkpoint_files(self._folder)
+        for path in files:
             try:
                 with path.open("rb") as file:
                     verify(file)
                 return path
             except (ArchiveError, OSError) as error:
-                log.warning("%s is left out (%s): the checkpoint before it is used.", path, error)
+                instead = (
+                    "no checkpoint is left" if path == files[-1] else "the checkpoint before it is tried"
+                )
+                log.warning("%s is left out (%s): %s.", path, error, instead)
         return None
 
-    def clear(self) -> None:
-        """Remove all but the best: the run has ended well, and its results are in its folder."""
+    def finish(self) -> None:
+        """Keep the best and the last checkpoint. The run has ended well, and can only be continued with more rounds."""
+        if not (files := checkpoint_files(self._folder)):
+            return
         self._remove_unfinished()
-        for path in self._files():
+        for path in files[1:]:
             path.unlink()
-        with suppress(OSError):
-            self._folder.rmdir()  # unless the best is in there
-
-    def _files(self) -> list[Path]:
-        """The newest first."""
-        return checkpoint_files(self._folder)
+        os.replace(files[0], self._folder / LAST)
+        _sync_folder(self._folder)
 
     def _remove_unfinished(self) -> None:
-        """What a process that was killed has left."""
+        """Remove files that a killed process has left."""
         for path in self._folder.glob(f".*{UNFINISHED}"):
             path.unlink()
 
     def _make_best(self, path: Path) -> None:
-        """The same file under another name, or a copy where the file system has no links."""
+        """Link the file under another name, or copy it if the file system has no links."""
         temporary = self._folder / f".{BEST}{UNFINISHED}"
         try:
             os.link(path, temporary)
@@ -119,7 +121,7 @@ class Checkpoints:
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest first; `best.ckpt` is none of them."""
+    """The checkpoints of single rounds in a folder, the newest first."""
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
@@ -127,12 +129,12 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def _round_of(path: Path) -> int:
-    """The completed rounds that a checkpoint's name tells."""
+    """The completed rounds in a checkpoint's name."""
     return int(path.stem.removeprefix("round-"))
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk, where the system can do that."""
+    """Flush the names in a folder to the disk, if the system can do that."""
     if hasattr(os, "O_DIRECTORY"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

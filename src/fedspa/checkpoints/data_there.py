@@ -1,7 +1,7 @@
-"""Whether the images of a finished run are those that its config finds today.
+"""Checks that a finished run had the same images as its config finds today.
 
-The config hash knows no data, since data may be moved. So a run leaves the hash of its images and labels, and what the
-file system said of the files behind `dataset.path`. As long as that is the same nothing is read; else the data is.
+The config hash does not contain the data's path, since data may be moved. So a run records the hash of its images and
+labels, and facts about the files behind `dataset.path`. While these facts are the same, the data need not be read.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fedspa.core.errors import UserError, brief
 
 
 def file_marks(path: str | None) -> str:
-    """16 hex digits of place, size and times of change of every file at or below `path`; "" without a path.
+    """A hash of place, size and times of change of all files at or below `path`: 16 hex digits, or "" without a path.
 
-    Raises `UserError` where they cannot be had.
+    Raises `UserError` if the files cannot be read.
     """
     if path is None:
         return ""
@@ -41,16 +41,16 @@ def file_marks(path: str | None) -> str:
 
 
 class DataThere:
-    """Looks at each data set once, however many runs are asked about."""
+    """Checks each data set once, for any number of runs."""
 
     def __init__(self) -> None:
         self._marks: dict[str | None, str] = {}
         self._hashes: dict[str, str] = {}
 
     def same(self, folder: Path, plan: Plan) -> bool:
-        """Whether the finished run in `folder` had the images and labels that `plan` would have.
+        """True if the finished run in `folder` had the same images and labels as `plan` has now.
 
-        Raises `UserError` where they cannot be read, as far as they must be.
+        Raises `UserError` if they must be read and cannot be.
         """
         summary = json.loads((folder / "summary.json").read_text())
         path = plan.resolved["dataset"].get("path")

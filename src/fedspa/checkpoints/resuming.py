@@ -1,15 +1,15 @@
-"""Where a run goes on: the folder of one that was broken off, and a lock against two runs in one folder.
+"""Finds the folder in which a run resumes, and locks it against a second run.
 
-Light on purpose (no torch): that a run is finished already is answered at once.
+This module does not import torch, so that a run that is already finished is reported at once.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -18,34 +18,36 @@ from yaml import YAMLError
 from fedspa.checkpoints.data_there import DataThere
 from fedspa.config.plan import Plan
 from fedspa.core.errors import UserError, brief
-from fedspa.core.identity import CONFIG_HASH, what_differs
+from fedspa.core.identity import CONFIG_HASH, ROUNDS, following_rounds, what_differs
 from fedspa.core.paths import project_root
 
 AUTO = "auto"
-CHECKPOINTS = "checkpoints"
-"""The folder of a run's checkpoints, in its own."""
+CHECKPOINTS, LAST = "checkpoints", "last.ckpt"
+"""The folder of checkpoints in a run's folder, and the file that a finished run leaves there."""
 _LOCK = ".lock"
 _PATIENCE = 2.0
-"""Seconds: the worker processes of a run that was just killed may hold its lock for a moment."""
+"""Seconds. The worker processes of a killed run may keep its lock for a moment."""
 
 
 class Place(NamedTuple):
-    """Where a run is to go on, or to begin."""
+    """The folder in which a run resumes or begins."""
 
     folder: Path
     finished: bool = False
-    """Nothing is left to do there."""
+    """True if the run in the folder is finished."""
 
 
 def place(plan: Plan, folder: Path, *, given: bool) -> Place:
-    """The folder that `resume` means; `folder` itself where there is nothing to go on with, or resume=null.
+    """The folder for `resume`; `folder` itself if there is nothing to resume, or with resume=null.
 
     Args:
-        plan: of this run.
-        folder: where the run would begin anew.
-        given: whether the user (or a sweep) chose that folder, so that resume=auto looks nowhere else.
+        plan: the plan of this run.
+        folder: the folder in which the run would begin anew.
+        given: True if the user or a sweep chose that folder. resume=auto then checks no other folder.
 
-    Raises `UserError` where the folder holds a run with other settings, or a finished one on other data.
+    A finished run with fewer rounds than the plan is continued in a new folder.
+
+    Raises `UserError` if the folder has a run with other settings, or a finished one on other data.
     """
     resume = plan.settings.resume
     if resume is None:
@@ -60,6 +62,11 @@ def place(plan: Plan, folder: Path, *, given: bool) -> Place:
             raise UserError(
                 f"resume={resume} holds no run: name the folder of one (it has a config.yaml), or auto."
             )
+        if _has_other_rounds(found, plan):
+            _check_continuing(found, plan)
+            if config_hash_in(folder) is None:
+                return Place(folder)
+            found = folder  # the continuation was begun there already
     refuse_other_settings(_config_in(found), plan.resolved, str(found))
     finished = is_finished(found, plan.config_hash)
     if finished and not DataThere().same(found, plan):
@@ -70,9 +77,41 @@ def place(plan: Plan, folder: Path, *, given: bool) -> Place:
     return Place(found, finished)
 
 
-def refuse_other_settings(theirs: object, ours: dict[str, Any], where: str) -> None:
-    """Raise `UserError` unless runs with these resolved configs are the same run."""
-    if differs := what_differs(theirs if isinstance(theirs, dict) else {}, ours):
+def last_of_another(plan: Plan, folder: Path) -> Path | None:
+    """The last checkpoint of the finished run that a run in `folder` continues."""
+    resume = plan.settings.resume
+    if resume in (None, AUTO) or Path(resume).resolve() == folder.resolve():
+        return None
+    return Path(resume, CHECKPOINTS, LAST)
+
+
+def _has_other_rounds(folder: Path, plan: Plan) -> bool:
+    """True if a folder has a finished run with another number of rounds."""
+    summary = _summary_in(folder)
+    return summary is not None and summary.get("rounds") != plan.settings.federation.rounds
+
+
+def _check_continuing(found: Path, plan: Plan) -> None:
+    """Raise `UserError` unless the finished run can be continued with the settings of the plan."""
+    theirs, rounds = _config_in(found), plan.settings.federation.rounds
+    refuse_other_settings(theirs, plan.resolved, str(found), following_rounds(theirs, plan.resolved))
+    if rounds < (done := theirs["federation"]["rounds"]):
+        raise UserError(
+            f"{ROUNDS}={rounds} is less than the {done} rounds of the finished run in {found}: ask for more rounds to "
+            "continue it, or begin a new run in another folder."
+        )
+    if not Path(found, CHECKPOINTS, LAST).is_file():
+        raise UserError(
+            f"{found} cannot be continued, for it has no {CHECKPOINTS}/{LAST} (a run with checkpoint.keep=0 leaves "
+            f"none): begin a new run of {rounds} rounds in another folder."
+        )
+
+
+def refuse_other_settings(
+    theirs: dict[str, Any], ours: dict[str, Any], where: str, allowed: Collection[str] = ()
+) -> None:
+    """Raise `UserError` unless runs with these resolved configs are the same run, except for the `allowed` settings."""
+    if differs := what_differs(theirs, ours, allowed):
         raise UserError(
             f"{where} holds a run with other settings: {', '.join(differs)}. Repeat its settings to go on with it, "
             "or begin a new run in another folder."
@@ -80,32 +119,39 @@ def refuse_other_settings(theirs: object, ours: dict[str, Any], where: str) -> N
 
 
 def is_finished(folder: Path, config_hash: str) -> bool:
-    """Whether a folder holds the finished run of just this config, on whatever data: see `DataThere`."""
+    """True if a folder has the finished run of this config, on any data: see `DataThere`."""
+    summary = _summary_in(folder)
+    return summary is not None and summary.get("config_hash") == config_hash
+
+
+def _summary_in(folder: Path) -> dict[str, Any] | None:
+    """The summary of a finished run; None without one."""
+    if has_checkpoint(folder):  # the run was killed while its trackers wrote the results
+        return None
     try:
         summary = json.loads((folder / "summary.json").read_text())
     except (OSError, ValueError):
-        return False
-    # A checkpoint that is left tells of a run that was killed while it handed its results to its trackers.
-    same = isinstance(summary, dict) and summary.get("config_hash") == config_hash
-    return same and not has_checkpoint(folder)
+        return None
+    return summary if isinstance(summary, dict) else None
 
 
 def leaves_otherwise(folder: Path, plan: Plan) -> bool:
-    """Whether the run that began in a folder leaves something else there than this plan asks for, such as with
-    `save.local`, though its results may be the same."""
+    """True if the run in a folder leaves other files there than this plan, such as with `save.local`.
+
+    Its results may be the same.
+    """
     if config_hash_in(folder) is None:
         return False
-    config = _config_in(folder)
-    return bool(what_differs(config if isinstance(config, dict) else {}, plan.resolved))
+    return bool(what_differs(_config_in(folder), plan.resolved))
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether a run can go on in this folder, as far as the names of files tell."""
+    """True if a run can resume in this folder, judged by the names of its files."""
     return any((folder / CHECKPOINTS).glob("round-*.ckpt"))
 
 
 def config_hash_in(folder: Path) -> str | None:
-    """The config hash of the run that began in a folder, finished or not; None where none did."""
+    """The config hash of the run that began in a folder, finished or not; None without a run."""
     try:
         with (folder / "config.yaml").open(encoding="utf-8") as file:
             line = file.readline().rstrip("\n")
@@ -114,26 +160,29 @@ def config_hash_in(folder: Path) -> str | None:
     return line.removeprefix(CONFIG_HASH) if line.startswith(CONFIG_HASH) else None
 
 
-def _config_in(folder: Path) -> object:
-    """The resolved config of the run that began in a folder; YAML is read without what could make objects."""
+def _config_in(folder: Path) -> dict[str, Any]:
+    """The resolved config of the run that began in a folder. The YAML is read without making objects."""
     file = folder / "config.yaml"
     try:
-        return OmegaConf.to_container(OmegaConf.load(file))
+        config = OmegaConf.to_container(OmegaConf.load(file))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(
             f"{file} cannot be read ({brief(error)}): put it back as it was, or begin a new run in another folder."
         ) from error
+    return cast("dict[str, Any]", config) if isinstance(config, dict) else {}
 
 
 def _newest(plan: Plan) -> Path | None:
-    """The newest run under outputs/, where runs go unless told otherwise, that is this plan's and can go on.
+    """The newest run of this plan under outputs/, the default place of runs, that can resume.
 
-    Passed over: runs that would be refused by what they gather, and finished ones on other data.
+    Runs are skipped if they save other files, continue another run, or are finished on other data.
     """
     there = DataThere()
     begun = {path.parent: path.stat().st_mtime_ns for path in project_root().glob("outputs/*/*/config.yaml")}
     for folder in sorted(begun, key=lambda folder: (begun[folder], folder), reverse=True):
         if config_hash_in(folder) != plan.config_hash or leaves_otherwise(folder, plan):
+            continue
+        if _config_in(folder).get("resume") not in (None, AUTO):
             continue
         if not is_finished(folder, plan.config_hash) or there.same(folder, plan):
             return folder
@@ -142,7 +191,7 @@ def _newest(plan: Plan) -> Path | None:
 
 @contextmanager
 def occupied(folder: Path) -> Iterator[None]:
-    """Keep every other run out of a folder. Raises `UserError` where one is in there."""
+    """Lock a folder against other runs. Raises `UserError` if another run has locked it."""
     from filelock import FileLock, Timeout
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,6 +206,6 @@ def occupied(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-        if [path.name for path in folder.iterdir()] == [_LOCK]:  # nothing came of the run
+        if [path.name for path in folder.iterdir()] == [_LOCK]:  # the run wrote no files
             with suppress(OSError):
                 (folder / _LOCK).unlink()

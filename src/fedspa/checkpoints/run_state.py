@@ -1,21 +1,23 @@
-"""What a run remembers from round to round, as one state that is written now and then."""
+"""The state of a run after its last complete round, which is written to a checkpoint from time to time."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
+
+import torch
 
 from fedspa.checkpoints.checkpoint import Checkpoints
 from fedspa.checkpoints.resuming import refuse_other_settings
 from fedspa.core.errors import UserError, brief
-from fedspa.core.records import ACCURACY, MAIN_KINDS, VALIDATION, RoundRecord
-from fedspa.core.saved import Misfit, Saved
+from fedspa.core.identity import ROUNDS, following_rounds
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.records import MAIN_KINDS, VALIDATION, Continued, RoundRecord
 
 
 class Part(Protocol):
-    """Something that lives from round to round."""
+    """A part of a run that changes from round to round."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -25,14 +27,24 @@ class Part(Protocol):
 class RunState:
     """The parts of a run, their state after the last complete round, and its checkpoints.
 
-    What is written is always the state that `completed` saw last: a run that ends in the middle of a round, or
-    while its trackers write, leaves the round before.
+    A checkpoint always has the state of the last call of `completed`. So a run that ends in the middle of a round,
+    or while its trackers write, leaves the round before.
     """
 
     def __init__(
-        self, config: dict[str, Any], data_hash: str, partition_hash: str, parts: Mapping[str, Part]
+        self,
+        config: dict[str, Any],
+        data_hash: str,
+        partition_hash: str,
+        parts: Mapping[str, Part],
+        lower_is_better: Sequence[str] = (),
     ) -> None:
-        """`config`, resolved, and the two hashes tell what run it is; `data_hash` is "" of images made on demand."""
+        """Args:
+        config: the resolved config. With the two hashes it identifies the run.
+        data_hash: "" for images that are made on demand.
+        lower_is_better: the names of such scores.
+        """
+        self._lower_is_better = lower_is_better
         self._config, self._parts = config, dict(parts)
         self._data_hash, self._partition_hash = data_hash, partition_hash
         self._begin, self._earlier = time.perf_counter(), 0.0
@@ -40,43 +52,43 @@ class RunState:
         self._best: float | None = None
         self._score: float | None = None
         self._round = self._written = -1
+        self.continued: Continued | None = None
+        """The finished run that this one continues; None if there is none."""
 
     @property
     def round(self) -> int:
-        """Complete rounds that are told of: those of the checkpoint that was loaded, and those since; at first 0."""
+        """The number of complete and recorded rounds, with those of the loaded checkpoint."""
         return max(self._round, 0)
 
     @property
     def seconds(self) -> float:
-        """Since the run began, without the time between its processes."""
+        """The seconds since the run began, without the time between its processes."""
         return self._earlier + time.perf_counter() - self._begin
 
-    def load(self, state: Any) -> None:
-        """Go on from what a checkpoint holds.
+    def load(self, state: Any, *, continues: str | None = None) -> None:
+        """Restore the content of a checkpoint.
 
-        Raises `UserError` for the state of a run with other settings or data, and for what cannot be the state of a
-        run like this: in a sentence that names what differs. Nothing has changed then.
+        `continues`: the folder of a finished run, if this is a new run that continues it with more rounds.
+
+        Raises `UserError` that names the difference for a run with other settings, data, tensors or code.
         """
-        before = {name: part.state_dict() for name, part in self._parts.items()}
-        try:
-            self._load(Saved(state, "the state"))
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            for name, part in self._parts.items():
-                with suppress(Exception):  # of a tracker that is not ours
-                    part.load_state_dict(before[name])
-            reason = str(error) if isinstance(error, Misfit) else f"{type(error).__name__}: {brief(error)}"
-            raise UserError(
-                f"The checkpoint is whole, but holds no state that this run can go on from ({reason}): remove it, and "
-                "the run goes on from the one before, or begins anew."
-            ) from error
+        self._check(state, continues)
+        self.continued = state["continued"] and Continued(**state["continued"])
+        if continues is not None:
+            follows = following_rounds(state["config"], self._config)
+            self.continued = Continued(continues, state["round"], [key for key in follows if key != ROUNDS])
+        for name, part in self._parts.items():
+            try:
+                part.load_state_dict(state["parts"][name])
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                raise _unfit(f"{name}: {type(error).__name__}: {brief(error)}") from error
+        self._earlier, self._best, self._round = state["seconds"], state["best"], state["round"]
+        self._written = self._round if continues is None else -1
 
-    def _load(self, saved: Saved) -> None:
-        config, data, rows = (
-            saved["config"].plain(),
-            saved["data_hash"].text(),
-            saved["partition_hash"].text(),
-        )
-        refuse_other_settings(config, self._config, "The checkpoint")
+    def _check(self, state: dict[str, Any], continues: str | None) -> None:
+        allowed = [] if continues is None else following_rounds(state["config"], self._config)
+        refuse_other_settings(state["config"], self._config, "The checkpoint", allowed)
+        data, rows = state["data_hash"], state["partition_hash"]
         if data != self._data_hash:
             raise UserError(
                 "The checkpoint is of a run on other images or labels (data hash "
@@ -89,33 +101,32 @@ class RunState:
                 f"{self._partition_hash} here), though the settings and the data are the same: another version of "
                 "fedspa drew them, so begin a new run in another folder."
             )
-        round, seconds = saved["round"].integer(), saved["seconds"].number(0)
-        best = saved["best"].number() if saved["best"].optional() else None
-        for name, part in self._parts.items():
-            part.load_state_dict(saved["parts"][name].mapping())
-        self._earlier, self._best, self._round, self._written = seconds, best, round, round
+        here = {name: part.state_dict() for name, part in self._parts.items()}
+        if misfit := next(_misfits(state["parts"], here, "parts"), None):
+            raise _unfit(misfit)
 
     def completed(self, round: int, record: RoundRecord | None = None) -> None:
-        """Take note that so many rounds are complete and told of.
+        """Record that so many rounds are complete.
 
-        `record`: of the last round; None before the first round of this process.
+        `record`: the last round; None before the first round of this process.
         """
-        self._round, self._score = round, _selection_score(record) if record else None
+        self._round, self._score = round, self._selection_score(record) if record else None
         self._state = {
             "config": self._config,
             "data_hash": self._data_hash,
             "partition_hash": self._partition_hash,
+            "continued": self.continued and self.continued._asdict(),
             "round": round,
             "seconds": self.seconds,
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
         }
 
     def due(self, checkpoints: Checkpoints) -> bool:
-        """Whether it is time to write the last complete round."""
+        """True if it is time to write the last complete round."""
         return checkpoints.due(self._round, self._state)
 
     def write(self, checkpoints: Checkpoints) -> None:
-        """Write the last complete round, unless that is done."""
+        """Write the last complete round, unless it is already written."""
         if self._round <= self._written:
             return
         is_best = self._score is not None and (self._best is None or self._score > self._best)
@@ -123,9 +134,38 @@ class RunState:
         checkpoints.write(self._round, {**self._state, "best": self._best}, best=is_best)
         self._written = self._round
 
+    def _selection_score(self, record: RoundRecord) -> float | None:
+        """The mean of the main metric on the clients' validation rows, negative if lower is better; None without such
+        rows or without a test in this round."""
+        scores = next((record.scores[kind] for kind in MAIN_KINDS if kind in record.scores), {})
+        name, spread = next(
+            ((name, s) for name, s in scores.items() if name.startswith(VALIDATION)), ("", None)
+        )
+        if spread is None:
+            return None
+        return -spread.mean if name in self._lower_is_better else spread.mean
 
-def _selection_score(record: RoundRecord) -> float | None:
-    """Mean accuracy in percent on the clients' validation rows, where there are any and this round tested them."""
-    scores = next((record.scores[kind] for kind in MAIN_KINDS if kind in record.scores), {})
-    spread = scores.get(VALIDATION + ACCURACY)
-    return spread.mean if spread else None
+
+def _misfits(there: Any, here: Any, where: str) -> Iterator[str]:
+    """The differences in kind, shape or presence between the values of a saved state and those of a new run's state."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        for key, value in here.items():
+            if key in there:
+                yield from _misfits(there[key], value, f"{where}.{key}")
+            else:
+                yield f"{where}.{key} is missing there"
+    elif there is not None and here is not None and _kind(there) != _kind(here):  # costs, say, may be None
+        yield f"{where} is {_kind(there)} there, {_kind(here)} here"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    return f"a mask of {value.length}" if isinstance(value, PackedMask) else type(value).__name__
+
+
+def _unfit(reason: str) -> UserError:
+    return UserError(
+        f"The checkpoint is whole, but this run cannot go on from it ({reason}): the code of the model, the method or "
+        "fedspa has changed, so begin a new run in another folder."
+    )

@@ -1,1 +1,1 @@
-"""What travels between the server and its clients, and how it is encoded."""
+"""Messages between the server and its clients, and their encoding."""

@@ -1,4 +1,4 @@
-"""The link between the server and its clients: weights, updates and masks that really travel."""
+"""The link between the server and its clients: weights, updates and masks pass through the wire format."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from fedspa.core.weights import ParameterSpace
 
 
 class EncodedUpdate(NamedTuple):
-    """An update on its way to the server."""
+    """An encoded update on its way to the server."""
 
     envelope: Envelope
     message: Message | None
-    """None where no weights are sent."""
+    """None if no weights are sent."""
     known: PackedMask
     """The mask that both sides knew before."""
     data: bytes
     further: bytes
-    """The update's further tensors."""
+    """The encoded further tensors of the update."""
 
     @property
     def length(self) -> int:
-        """In bytes."""
+        """The length in bytes."""
         return len(self.data) + len(self.further)
 
 
 @dataclass(frozen=True)
 class Link:
-    """Sends messages in the wire format; a method does not notice.
+    """Encodes and decodes all messages. A method does not notice it.
 
-    With fp32 on the wire and float32 weights a client's update is what it is without a link. With fp16 or bf16
+    With fp32 on the wire and float32 weights a client's update is the same as without a link. With fp16 or bf16
     the client starts from rounded weights, and the server merges a rounded update; running statistics are not
     rounded.
     """
 
     space: ParameterSpace
     dtype: str
-    """Of the values on the wire: fp32, fp16 or bf16."""
+    """The type of the values on the wire: fp32, fp16 or bf16."""
     seed: int
-    """Of the run: random masks are drawn from it."""
+    """The seed of the run, from which random masks are drawn."""
 
     def down(
         self, server: ServerState, mask: PackedMask | None, *, round: int, client: int, first: bool
@@ -56,29 +56,35 @@ class Link:
         """The server's state as a client receives it, and the bytes of the message.
 
         Args:
-            mask: of the client, which both sides know; None where the model is dense.
-            first: whether the client has not completed any update yet, so that a random mask comes along as a seed.
+            mask: the client's mask, which both sides know; None for a dense model. Weights travel under it, or
+                under the mask that all clients share, whose bits then travel too.
+            first: True if the client has not completed any update yet. A random mask then travels as a seed.
         """
         known = self._all if mask is None else mask
-        seed = self.seed if first and self._is_random(known) else None
+        shared = server.mask or known
+        drawn = first and shared == known and server.neighbours is None and self._is_random(known)
+        seed = self.seed if drawn else None
         envelope = Envelope("model", round, client)
-        message = Message(envelope, server.weights, known, seed=seed)
+        message = Message(envelope, server.weights, shared, next_mask=shared, seed=seed)
         data = encode(message, self.space, known, self.dtype)
-        further = encode_tensors(envelope, server.tensors)
-        weights = self._read(data, message, known).vector.to(server.weights)
-        tensors = decode_tensors(further, envelope, server.tensors)
-        return ServerState(weights, tensors, server.kept), len(data) + len(further)
+        further = encode_tensors(envelope, server.further)
+        arrived = self._read(data, message, known)
+        tensors = decode_tensors(further, envelope, server.further)
+        if server.mask is not None:
+            tensors[MASK] = (arrived.next_mask or known).bits
+        weights = arrived.vector.to(server.weights)
+        return replace(server, weights=weights, tensors=tensors), len(data) + len(further)
 
     def encode_update(
         self, update: ClientUpdate, known: PackedMask | None, *, round: int, client: int
     ) -> EncodedUpdate:
-        """The message of an update. `known`: the mask that both sides knew before; None where the model is dense."""
+        """The message of an update. `known`: the mask that both sides knew before; None for a dense model."""
         assert update.state is not None
         before, envelope = self._all if known is None else known, Envelope("update", round, client)
         further = encode_tensors(envelope, update.tensors)
         if update.update is None:
             return EncodedUpdate(envelope, None, before, b"", further)
-        mask = self._all if update.mask is None else PackedMask.pack(update.mask)
+        mask = self._all if update.mask is None else PackedMask.pack(update.mask).on_cpu()
         next_mask = before if update.state.mask is None else update.state.mask
         message = Message(
             envelope,
@@ -91,7 +97,7 @@ class Link:
         return EncodedUpdate(envelope, message, before, data, further)
 
     def decode_update(self, encoded: EncodedUpdate, update: ClientUpdate) -> ClientUpdate:
-        """The update as the server reads it. Raises `WireError` where the bytes are damaged."""
+        """The update as the server reads it. Raises `WireError` if the bytes are damaged."""
         assert update.state is not None
         tensors = decode_tensors(encoded.further, encoded.envelope, update.tensors)
         if encoded.message is None:
@@ -101,11 +107,11 @@ class Link:
         return replace(update, update=arrived.vector.to(encoded.message.vector), state=state, tensors=tensors)
 
     def _read(self, data: bytes, sent: Message, known: PackedMask) -> Message:
-        """What a receiver reads. It draws a random mask as the sender did."""
+        """The message as the receiver reads it. The sender's mask stands for the mask drawn from the seed."""
         return decode(data, self.space, known, sent.envelope, draw=lambda seed: sent.mask)
 
     def _is_random(self, mask: PackedMask) -> bool:
-        """Whether anything about a first mask is left to chance: tensors neither full nor empty."""
+        """True if a first mask is random in some tensor: one that is neither full nor empty."""
         counts = self.space.count(mask.unpack(like=torch.empty(0)))
         return any(0 < count < size for count, size in zip(counts, self.space.sizes, strict=True))
 

@@ -1,15 +1,15 @@
 """The wire format: how weights and updates travel between the server and a client, byte by byte.
 
-A message holds values under a mask that both sides know, and what the receiver cannot know by itself: the
+A message contains values under a mask that both sides know, and the facts that the receiver does not know: the
 seed of a random mask, and the bits of the client's next mask in those tensors where it changed. Everything
-is little-endian and lies close-packed:
+is little-endian and close-packed:
 
-| part | bytes | what |
+| part | bytes | content |
 |---|---|---|
-| header | 40 | magic, version, kind of message, type of the values, which mask they lie under (1 byte each but |
+| header | 40 | magic, version, kind of message, type of the values, mask of the values (1 byte each but |
 |        |    | the magic's 4); round, client (4 each); number of parameters, number of values (8 each); digest |
 |        |    | of the network and of the masks that the receiver must have (8) |
-| seed | 8 or none | where the mask has to be drawn at random |
+| seed | 8 or none | if the mask has to be drawn at random |
 | changes | 2 bits a tensor | of the next mask: 0 as before, 1 all inactive, 2 all active, 3 spelled out |
 | mask bits | 1 bit a parameter | of the tensors spelled out, the first parameter in the highest bit |
 | values | 4 or 2 each | fp32, fp16 or bf16, in the order of the flat vector; BatchNorm's running statistics, which |
@@ -47,12 +47,12 @@ _FLAGS = torch.empty(0, dtype=torch.bool)
 
 
 class WireError(Exception):
-    """A message that cannot be read, in a sentence: damaged, meant for somebody else, or no message at all."""
+    """A message that cannot be read. The text says if it is damaged, for another receiver, or no message of fedspa."""
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """What a message is and whose: the receiver refuses any other than the one it waits for."""
+    """The address of a message: its kind, round and client. The receiver refuses a message with another address."""
 
     kind: str
     """model (the server's weights, to a client) or update (to the server)."""
@@ -65,16 +65,16 @@ class Envelope:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """What one message says."""
+    """The content of one message."""
 
     envelope: Envelope
     vector: torch.Tensor
-    """[total], float: of it travel the values where `mask` is one; read back, the others are 0."""
+    """Floats [total]. Values travel where `mask` is one; after decoding the others are 0."""
     mask: PackedMask
     next_mask: PackedMask | None = None
-    """The client's mask from now on; None where it stays as it was."""
+    """The client's next mask; None if it does not change."""
     seed: int | None = None
-    """Set where `mask` is none that the receiver has: it draws it from this seed (and round and client)."""
+    """Set if the receiver does not have `mask`: it draws the mask from this seed (and round and client)."""
 
 
 def encode(message: Message, space: ParameterSpace, known: PackedMask, dtype: str = "fp32") -> bytes:
@@ -82,10 +82,10 @@ def encode(message: Message, space: ParameterSpace, known: PackedMask, dtype: st
 
     Args:
         known: the client's mask so far, which both sides have (all ones for a dense model).
-        dtype: of the values on the wire, a key of `DTYPES`; they are rounded as torch casts them, but for running
-            statistics.
+        dtype: the type of the values on the wire, a key of `DTYPES`. Values are rounded as torch casts them;
+            running statistics are not rounded.
 
-    Raises `ValueError` for a mask that is not 1 in running statistics, or that the receiver cannot come by.
+    Raises `ValueError` for a mask that is not 1 in running statistics, or that the receiver cannot get.
     """
     changes, bits = _changes(space, known, message.next_mask or known)
     flags = message.mask.unpack(like=_FLAGS)
@@ -118,17 +118,17 @@ def decode(
     envelope: Envelope,
     draw: Callable[[int], PackedMask] | None = None,
 ) -> Message:
-    """The message that `data` holds, its vector in float32 on the CPU.
+    """The message in `data`, with its vector in float32 on the CPU.
 
     Nothing is allocated before header, length and checksum agree with each other and with `space`.
 
     Args:
-        known: the mask that the receiver has of the client.
-        envelope: what the receiver waits for.
-        draw: gives the random mask of a seed.
+        known: the receiver's copy of the client's mask.
+        envelope: the address of the expected message.
+        draw: returns the random mask of a seed.
 
     Raises:
-        WireError: for anything but exactly the message waited for.
+        WireError: for anything but the expected message.
     """
     header = _read_header(data, space, envelope)
     statistics = space.total - space.trained
@@ -166,19 +166,21 @@ def decode(
     return Message(envelope, vector, mask, next_mask, seed)
 
 
-def visit_bytes(costs: Costs, tensors: int, dtype: str = "fp32", statistics: int = 0) -> int:
-    """Bytes of a visit's two messages in closed form, from its costs under the honest convention.
+def update_bytes(
+    costs: Costs, tensors: int, dtype: str = "fp32", statistics: int = 0, messages: int = 2
+) -> int:
+    """The bytes of an update's messages in closed form, from its costs under the honest convention.
 
-    `statistics`: values of the network that are running statistics, and go both ways.
+    `statistics`: the number of values in running statistics, which are part of each of the `messages`.
 
-    Exact where the next mask changed in every tensor that is neither full nor empty; else an upper bound.
+    Exact if the next mask changed in every tensor that is neither full nor empty; else an upper bound.
     """
     if not costs.traffic_bytes:
         return 0
     frame = _HEADER.size + _table_bytes(tensors) + _CHECKSUM_BYTES
-    exact = 2 * statistics
+    exact = messages * statistics
     rounded = (costs.down_bytes + costs.up_bytes) // VALUE_BYTES - exact
-    return 2 * frame + rounded * DTYPES[dtype].itemsize + exact * VALUE_BYTES + costs.mask_bytes
+    return messages * frame + rounded * DTYPES[dtype].itemsize + exact * VALUE_BYTES + costs.mask_bytes
 
 
 class _Header(NamedTuple):
@@ -189,7 +191,7 @@ class _Header(NamedTuple):
 
 
 def _read_header(data: bytes, space: ParameterSpace, envelope: Envelope) -> _Header:
-    """The header of an undamaged message that is the one waited for, its numbers within bounds."""
+    """The header of the expected message, checked. All its numbers are within bounds."""
     if len(data) < _HEADER.size + _CHECKSUM_BYTES or data[: len(MAGIC)] != MAGIC:
         raise WireError(f"The {len(data)} bytes are no message of fedspa.")
     _, version, kind, dtype, under, round, client, parameters, values, context = _HEADER.unpack_from(data)
@@ -209,7 +211,7 @@ def _read_header(data: bytes, space: ParameterSpace, envelope: Envelope) -> _Hea
 
 
 def _under(message: Message, known: PackedMask) -> int:
-    """How the receiver comes by the mask of the values."""
+    """The code for the receiver's source of the values' mask."""
     if message.seed is not None:
         return _SEEDED
     if message.mask == known:
@@ -241,7 +243,7 @@ def _mask_of_values(
 
 
 def _changes(space: ParameterSpace, known: PackedMask, next_mask: PackedMask) -> tuple[list[int], np.ndarray]:
-    """What becomes of each tensor's mask, and uint8 flags of the tensors that have to be spelled out."""
+    """The change of each tensor's mask, and uint8 flags of the tensors that are spelled out."""
     changes, spelled = [], [np.empty(0, np.uint8)]
     pieces = (space.split(mask.unpack(like=_FLAGS)) for mask in (known, next_mask))
     for old, new in zip(*pieces, strict=True):
@@ -258,13 +260,13 @@ def _changes(space: ParameterSpace, known: PackedMask, next_mask: PackedMask) ->
 
 
 def _next_mask(space: ParameterSpace, known: PackedMask, changes: list[int], bits: np.ndarray) -> PackedMask:
-    """`_changes` read backwards."""
+    """The next mask, from the result of `_changes`."""
     flags = known.unpack(like=_FLAGS)
     spelled = torch.from_numpy(bits)
     for piece, change in zip(space.split(flags), changes, strict=True):
         if change == _BITS:
-            own, spelled = spelled[: len(piece)], spelled[len(piece) :]
-            piece.copy_(own)
+            flags_of_tensor, spelled = spelled[: len(piece)], spelled[len(piece) :]
+            piece.copy_(flags_of_tensor)
         elif change != _SAME:
             piece.fill_(change == _FULL)
     return PackedMask.pack(flags)
@@ -275,7 +277,7 @@ def _table_bytes(tensors: int) -> int:
 
 
 def _pack_pairs(numbers: list[int]) -> bytes:
-    """Numbers of two bits each."""
+    """Pack numbers of two bits each."""
     return np.packbits([(number >> 1, number & 1) for number in numbers]).tobytes()
 
 
@@ -285,7 +287,7 @@ def _unpack_pairs(data: bytes, count: int) -> list[int]:
 
 
 def _to_bytes(values: torch.Tensor) -> bytes:
-    """Bit patterns of floats; NumPy knows no bfloat16, but integers of the same width."""
+    """The bit patterns of floats. NumPy has no bfloat16, so integers of the same width are used."""
     width = values.element_size()
     return values.view(_integer(width)).numpy().astype(f"<i{width}", copy=False).tobytes()
 
@@ -305,6 +307,6 @@ def _digest(data: bytes) -> bytes:
 
 
 def _context(space: ParameterSpace, known: PackedMask, mask: PackedMask) -> bytes:
-    """A digest of what a message says nothing of, but cannot be read without."""
+    """A digest of the facts that a reader needs but the message does not contain."""
     network = repr((space.names, space.shapes, space.statistics)).encode()
     return _digest(network + known.bits.numpy().tobytes() + mask.bits.numpy().tobytes())

@@ -1,6 +1,6 @@
 """The wire format of further tensors, which travel beside the weights or an update.
 
-Both sides know their names, shapes and dtypes, so that only values travel: a header of 16 bytes (magic, version, kind
+Both sides know their names, shapes and dtypes, so only values travel: a header of 16 bytes (magic, version, kind
 of message, 2 bytes of padding; round and client, 4 bytes each), the values in the order of the names, as fp32 and
 little-endian, and 8 bytes of BLAKE2b as a checksum.
 """
@@ -22,12 +22,12 @@ _MAGIC, _CHECKSUM_BYTES = b"FSPT", 8
 
 
 def message_bytes(values: int) -> int:
-    """The bytes of a message of so many values; none where there are no values."""
+    """The bytes of a message of so many values; 0 without values."""
     return _HEADER.size + VALUE_BYTES * values + _CHECKSUM_BYTES if values else 0
 
 
 def encode_tensors(envelope: Envelope, tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The bytes of named tensors; no bytes at all where there are none."""
+    """The bytes of named tensors; empty without tensors."""
     if not tensors:
         return b""
     header = _HEADER.pack(_MAGIC, VERSION, KINDS.index(envelope.kind), envelope.round, envelope.client)
@@ -39,7 +39,7 @@ def encode_tensors(envelope: Envelope, tensors: Mapping[str, torch.Tensor]) -> b
 def decode_tensors(
     data: bytes, envelope: Envelope, like: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a message, in shape, dtype and device those of `like`. Raises `WireError` for damaged bytes."""
+    """The tensors of a message, with shape, dtype and device of `like`. Raises `WireError` for damaged bytes."""
     if not like:
         return {}
     body, digest = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]

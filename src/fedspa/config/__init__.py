@@ -1,1 +1,1 @@
-"""From the composed config to a checked plan."""
+"""Turns the composed config into a checked plan."""

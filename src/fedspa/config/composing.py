@@ -1,4 +1,4 @@
-"""A config from words (`"dataset=digits"`) and Python values (`training={"lr": 0.05}`), for the Python API."""
+"""Makes a config from words (`"dataset=digits"`) and Python values (`training={"lr": 0.05}`), for the Python API."""
 
 from __future__ import annotations
 
@@ -21,38 +21,45 @@ from fedspa.core.paths import config_dir
 from fedspa.core.settings import Config
 
 GROUPS = (*KEYS, "experiment")
-"""What chooses from a folder of conf/."""
+"""The groups: each chooses from a folder of conf/."""
 SECTIONS = {
     *("model", *ONE_EACH, *SEVERAL),
     *(field.name for field in fields(Config) if is_dataclass(field.default_factory)),
 }
-"""Parts of the config that hold settings."""
+"""The sections: parts of the config that contain settings."""
 ELSEWHERE = {
     "hydra": "which is for the command line: fedspa.run takes folder=<where the run's files go>",
     "sweep": "which stands for many runs: call fedspa.run once for each, or python src/train.py -m",
 }
-"""What the command line alone understands, and why."""
+"""Settings for the command line only, and the reason for each."""
 
 
-def composed(words: Sequence[str], settings: Mapping[str, Any]) -> tuple[DictConfig, DictConfig]:
-    """The config, unchecked, and apart from it Hydra's own, whose `run.dir` names the folder for the run's files.
+def composed(
+    words: Sequence[str], settings: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[DictConfig, DictConfig]:
+    """The unchecked config, and Hydra's own config, whose `run.dir` names the folder for the run's files.
 
     Args:
-        words: settings as the command line writes them.
-        settings: by name; a dict sets several of a section. They win over what a chosen group brings.
+        words: settings in the form of the command line.
+        settings: values by name; a dict sets several of a section. They replace values of a chosen option.
+        nodes: the config's records of Python objects, by group. In these groups nothing is chosen.
 
-    Raises `UserError`, and what Hydra and OmegaConf find wrong.
+    Raises `UserError`, and errors of Hydra and OmegaConf.
     """
-    values, choices = _told_apart(settings)
-    told = {_key(word) for word in words}
-    for key in (*values, *(word.partition("=")[0] for word in choices)):
-        if key in told:
+    values, choices = _split(settings)
+    keys, nodes = {_key(word) for word in words}, nodes or {}
+    for key in (*nodes, *values, *(word.partition("=")[0] for word in choices)):
+        if key in keys:
             raise UserError(f"{key} is set twice, in words and as a keyword: leave one out.")
-    if "logger" not in told | settings.keys():
+    if "logger" not in keys | settings.keys():
         choices.append("logger=none")
+    # An option of these two groups may set other groups and sections too, and must not do so here.
+    choices += [f"~{group}" for group in ("dataset", "method") if group in nodes]
     register()
     with _hydra_with_our_conf():
         whole = hydra.compose("config", [*words, *choices], return_hydra_config=True)
+    for group, node in nodes.items():
+        OmegaConf.update(whole, group, dict(node), merge=False)
     for key, value in values.items():
         OmegaConf.update(whole, key, value)
     config = whole.copy()
@@ -63,7 +70,7 @@ def composed(words: Sequence[str], settings: Mapping[str, Any]) -> tuple[DictCon
 
 @contextmanager
 def _hydra_with_our_conf() -> Iterator[None]:
-    """Hydra with conf/; then the caller's own again, who may use Hydra too."""
+    """Hydra with conf/. Afterwards the caller's own Hydra state is restored."""
     callers = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -75,7 +82,7 @@ def _hydra_with_our_conf() -> Iterator[None]:
 
 
 def _key(word: object) -> str:
-    """The setting that a word is about. Raises `UserError` for one that is none."""
+    """The key of a word's setting. Raises `UserError` if the word is not a setting."""
     if not isinstance(word, str):
         raise UserError(
             f"{word!r} is not a setting: write it in words, as in 'dataset=digits', or as a keyword, as in "
@@ -96,14 +103,14 @@ def _key(word: object) -> str:
     return override.key_or_group
 
 
-def _refuse(key: str, told: str) -> None:
-    """Raise `UserError` for what only the command line understands."""
+def _refuse(key: str, text: str) -> None:
+    """Raise `UserError` for settings that only the command line has."""
     for part, reason in ELSEWHERE.items():
         if key == part or key.startswith((f"{part}.", f"{part}/")):
-            raise UserError(f"{told} sets {part}, {reason}.")
+            raise UserError(f"{text} sets {part}, {reason}.")
 
 
-def _told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The values of single settings by dotted name, and the choices in groups as words."""
     values: dict[str, Any] = {}
     choices: list[str] = []
@@ -123,7 +130,7 @@ def _told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
 
 
 def _choice(group: str, value: Any) -> str:
-    """A choice in a group as a word. Raises `UserError` for a value that names no option."""
+    """A choice from a group as a word. Raises `UserError` for a value that is not the name of an option."""
     names = list(value) if isinstance(value, list | tuple) else [value]
     for name in names:
         missing = name is None and group == "experiment"
@@ -134,7 +141,7 @@ def _choice(group: str, value: Any) -> str:
 
 
 def _plain(where: str, value: Any) -> Any:
-    """A value as configs hold it: numbers of NumPy and paths become those of Python and text.
+    """A value as configs contain it: NumPy numbers become Python numbers, and paths become text.
 
     Raises `UserError` for any other object.
     """

@@ -1,4 +1,4 @@
-"""The network that a plan describes."""
+"""Builds the network of a plan."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from torch import nn
 
 from fedspa.core.components import build, check_kind, find_object
 from fedspa.core.errors import UserError
+from fedspa.models.arguments import data_arguments, needed_fact
 from fedspa.models.batchnorm import with_batchnorm
-from fedspa.models.image_size import check_forward
+from fedspa.models.checking import check_forward
 from fedspa.models.personal_layers import set_personal_layers
 
 if TYPE_CHECKING:
     from fedspa.config.plan import Plan
 
 
-def build_model(plan: Plan, channels: int, image_size: int, classes: int) -> nn.Module:
-    """The network for images [channels, image_size, image_size].
+def build_model(plan: Plan) -> nn.Module:
+    """The network for the plan's data set.
 
-    Raises `UserError` for an option that its constructor does not have, or of another type.
+    Raises `UserError` for an option that its constructor does not have, or that has the wrong type.
     """
-    make, arguments = model_call(plan, channels, image_size, classes)
+    make, arguments = (plan.make_model, {}) if plan.make_model else model_call(plan)
     batchnorm = plan.resolved["model"].get("batchnorm")
     network = with_batchnorm(make(**arguments), batchnorm)
     set_personal_layers(network, plan.settings.personal_layers, batchnorm)
-    check_forward(plan.names["model"], network, channels, image_size, classes)
+    check_forward(plan.names["model"], network, plan.dataset)
     return network
 
 
-def model_call(
-    plan: Plan, channels: int, image_size: int, classes: int
-) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
-    """What makes the network for images [channels, image_size, image_size], and with which arguments: plain values.
+def model_call(plan: Plan) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
+    """The maker of the network for the plan's data set, and its arguments as plain values.
 
-    Raises `UserError` for an option that it does not have, or of another type.
+    Raises `UserError` for an option that the maker does not have or that has the wrong type, and for unsuitable data.
     """
     options = {key: value for key, value in plan.resolved["model"].items() if key != "_target_"}
     make = find_object("model._target_", plan.resolved["model"]["_target_"], plan.settings.trusted_packages)
@@ -49,9 +48,14 @@ def model_call(
             f"model._target_={make.__module__}.{make.__qualname__} makes no network: of fedspa's own functions only "
             "those of fedspa.models do."
         )
-    signature = inspect.signature(make).parameters
-    data = {"channels": channels, "image_size": image_size, "classes": classes}
-    given = data | {"trusted_packages": plan.settings.trusted_packages}
+    signature, facts = inspect.signature(make).parameters, plan.dataset.model_facts
+    if missing := needed_fact(facts, signature):
+        raise UserError(
+            f"model={plan.names['model']} needs {missing}, which dataset={plan.names['dataset']} does not have: "
+            f"it takes no {plan.dataset.shape_text}; use model=mlp or gru, or one of your own."
+        )
+    beside = {"facts": facts, "trusted_packages": plan.settings.trusted_packages}
+    given = data_arguments(facts, signature) | {name: beside[name] for name in beside if name in signature}
     options.pop("batchnorm", None)
     if "name" not in signature:
         del options["name"]
@@ -63,4 +67,4 @@ def model_call(
     ]
     schema = make_dataclass(make.__name__, parameters)
     _, typed = build("model", schema, options)
-    return make, {**{name: value for name, value in given.items() if name in {*data, *signature}}, **typed}
+    return make, {**given, **typed}

@@ -1,13 +1,12 @@
-"""From the config that Hydra composed to a checked `Plan`: typed values, built components, one hash.
+"""Turns the config that Hydra composed into a checked `Plan`: typed values, built components, one hash.
 
-Nothing in here needs torch, so a mistake in the config is answered within a second. The network is the
-exception: `fedspa.config.network` makes it, when the run has begun.
+Nothing here imports torch, so a mistake in the config is reported within a second. The network is the
+exception: `fedspa.config.network` builds it when the run has begun.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +17,17 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from fedspa.config.checking import (
+    check_learning_rates,
+    check_model,
+    check_named,
+    check_objects,
+    check_personal_layers,
+    moves_by_itself,
+)
 from fedspa.config.unused import leave_out
 from fedspa.core.components import build, component, find_class
-from fedspa.core.errors import UserError, brief, check_choice
+from fedspa.core.errors import UserError, brief, check_range
 from fedspa.core.explaining import explain, left_out
 from fedspa.core.file_names import file_name
 from fedspa.core.identity import config_hash
@@ -28,12 +35,14 @@ from fedspa.core.paths import config_dir, project_root
 from fedspa.core.plugin_packages import register_plugins
 from fedspa.core.records import ACCURACY
 from fedspa.core.settings import Config
-from fedspa.layer_sparsity.flow import counts_with_flow
+from fedspa.layer_sparsity.flow import check_total, counts_with_flow
 from fedspa.server_optimizers.sgd import ServerSGD
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fedspa.core.weights import ParameterSpace
-    from fedspa.data.source import ImageSource
+    from fedspa.data.source import Source
     from fedspa.layer_sparsity.base import LayerSparsity
     from fedspa.metrics.base import Metric
     from fedspa.server_optimizers.base import ServerOptimizer
@@ -50,23 +59,28 @@ ONE_EACH = (
     "hardware",
     "engine",
 )
-"""Groups that give one component."""
+"""Groups with one component each."""
 SEVERAL = ("metrics", "loggers")
-"""Parts of the config that hold any number of components, by name."""
+"""Parts of the config with any number of components, by name."""
+OF_NUMBERS = {
+    "mse": "fedspa.metrics.mse.MeanSquaredError",
+    "mae": "fedspa.metrics.mae.MeanAbsoluteError",
+}
+"""The default metrics of a regression."""
 ONE_OF_MANY = {
     "fedspa.models.timm_network.timm_network": ("timm", "name"),
     "fedspa.models.dotted_network.dotted_network": ("dotted", "path"),
 }
-"""Options of the group `model` that stand for any number of networks, and the setting that says which."""
+"""Options of the group `model` that stand for many networks, and the setting that names the network."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that can begin: every setting is typed and checked, every component is built."""
+    """A run that is ready to begin: every setting is typed and checked, every component is built."""
 
     settings: Config
-    """`settings.sparsity` is what the method uses: 0 for one that trains dense."""
-    dataset: ImageSource
+    """The typed settings. `settings.sparsity` is 0 for a method that trains dense."""
+    dataset: Source
     partition: Any
     layer_sparsity: LayerSparsity
     mask: Any
@@ -78,44 +92,60 @@ class Plan:
     hardware: Hardware
     engine: EngineChoice
     resolved: dict[str, Any]
-    """The whole config as plain values, interpolations resolved."""
+    """The whole config as plain values, with interpolations resolved."""
     unused: tuple[str, ...] = ()
-    """What was asked for and is not done, a sentence each."""
+    """Sentences about settings that are not used."""
+    make_model: Callable[[], nn.Module] | None = None
+    """Makes the user's own network; None: the config names the network."""
 
     def active_counts(self, space: ParameterSpace) -> list[int] | None:
-        """Active coordinates of each tensor under a client's mask; None for a method without a mask searcher.
+        """The active coordinates of each tensor under a client's mask; None for a method without a mask searcher.
 
-        Running statistics are never pruned, and count for no budget. Raises `UserError` where nothing could flow
-        through the network.
+        They are the counts of the layer sparsity. `fit` passes them to the mask searcher, whose `counts` may differ.
+        Running statistics are never pruned, and are not part of the budget.
+
+        Raises `UserError` if nothing could flow through the network.
         """
         if not self.method.uses_mask:
+            if self.method.uses_sparsity:
+                check_total(space.parameters.shapes, self.settings.sparsity)
             return None
-        pruned, fixed = space.parameters, self.mask.keeps_counts
-        active = counts_with_flow(
-            self.layer_sparsity, pruned.names, pruned.shapes, self.settings.sparsity, by_tensor=fixed
+        pruned, settings = space.parameters, self.settings
+        target = counts_with_flow(
+            self.layer_sparsity,
+            pruned.names,
+            pruned.shapes,
+            settings.sparsity,
+            by_tensor=self.mask.keeps_tensors,
         )
-        return [*active, *space.running.sizes]
+        self.mask.fit(pruned, target, settings.federation.rounds)
+        return [*self.mask.target, *space.running.sizes]
 
     @property
     def names(self) -> dict[str, str]:
-        """The option chosen in each group; of a network that is not ours also which: timm:resnet18."""
+        """The option chosen in each group. For a network of another package its name is added: timm:resnet18."""
         names = {group: self.resolved[group]["name"] for group in ("model", *ONE_EACH)}
         model = self.resolved["model"]
-        option, setting = ONE_OF_MANY.get(model["_target_"], (None, ""))
+        option, setting = ONE_OF_MANY.get(model.get("_target_"), (None, ""))
         return names | {"model": f"{option}:{model.get(setting)}"} if option else names
 
     @property
+    def main_metric(self) -> str:
+        """The metric of summaries, targets and the best checkpoint: accuracy, else the first metric."""
+        return ACCURACY if ACCURACY in self.metrics else next(iter(self.metrics))
+
+    @property
     def config_hash(self) -> str:
-        """Equal for runs that must give equal results."""
+        """A hash that is equal for runs that must give equal results."""
         return config_hash(self.resolved)
 
 
 def register(settings: type[Config] = Config) -> None:
-    """Make the schema and the resolvers that conf/ uses known to Hydra and OmegaConf."""
+    """Register the schema and the resolvers of conf/ with Hydra and OmegaConf."""
     schema = OmegaConf.structured(settings)
     groups = [schema[group] for group in ("model", *ONE_EACH, *SEVERAL)]
     for open_ended in (*groups, schema.training.optimizer_options):
-        # Hydra would refuse options that no YAML mentions; `check`, and the optimizer, know all that there are.
+        # Hydra would refuse options that no YAML mentions; `check` and the optimizer check all options.
         OmegaConf.set_struct(open_ended, False)
     _leave_switches_to_check(schema)
     register_plugins(config_dir())
@@ -130,7 +160,7 @@ def register(settings: type[Config] = Config) -> None:
 
 
 def _leave_switches_to_check(node: DictConfig) -> None:
-    """Let Hydra take anything for the schema's true-or-false settings: it would turn 2 into true without a word."""
+    """Let Hydra accept anything for the schema's booleans. It would turn 2 into true without an error."""
     for key in node:
         child = node._get_node(key)
         if isinstance(child, BooleanNode):
@@ -140,22 +170,27 @@ def _leave_switches_to_check(node: DictConfig) -> None:
 
 
 def _used_sparsity(*, _root_: DictConfig) -> float:
-    """The sparsity that a run's name may claim: 0 for a method that trains dense."""
+    """The sparsity in a run's name: 0 for a method that trains dense."""
     try:
-        method = find_class("method", _root_.method._target_, _root_.trusted_packages)
-    except (UserError, TypeError):  # `check` will tell of it
+        method = find_class("method", _root_.method.get("_target_"), _root_.trusted_packages)
+    except (UserError, TypeError):  # `check` reports it
         return _root_.sparsity
     return _root_.sparsity if method.uses_sparsity else 0.0
 
 
-def check(config: DictConfig) -> Plan:
-    """Type, build and check everything but the network. Raises `UserError` for the first mistake.
+def check(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Plan:
+    """Type, build and check everything except the network. Raises `UserError` for the first mistake.
 
     A class named by the config must come from fedspa or from one of `trusted_packages`.
+
+    `objects`: components by group that are used as they are, and as `model` a function that makes the network. The
+    config's node of such a group only describes the object.
     """
-    schema = OmegaConf.get_type(config)  # that of the command; dict for the config that a run recorded
+    objects = objects or {}
+    schema = OmegaConf.get_type(config)  # the command's schema; dict for a recorded config
     values: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
-    _check_named(values)
+    check_objects(values, objects)
+    check_named(values, objects, ONE_EACH, SEVERAL)
     for field in () if schema in (None, dict) else fields(schema):
         if field.name not in values:
             raise left_out(field.name)
@@ -167,7 +202,10 @@ def check(config: DictConfig) -> Plan:
     trusted = settings.trusted_packages
     parts: dict[str, Any] = {}
     for group in ONE_EACH:
-        parts[group], resolved[group] = component(group, values[group], trusted, values)
+        if group in objects:
+            parts[group], resolved[group] = objects[group], values[group]
+        else:
+            parts[group], resolved[group] = component(group, values[group], trusted, values)
     for group in SEVERAL:
         built = {
             name: component(f"{group}.{name}", node, trusted, values) for name, node in values[group].items()
@@ -175,7 +213,7 @@ def check(config: DictConfig) -> Plan:
         parts[group] = {name: component for name, (component, _) in built.items()}
         resolved[group] = {name: plain for name, (_, plain) in built.items()}
     unused = leave_out(settings, parts, resolved)
-    plan = Plan(settings=settings, resolved=resolved, unused=unused, **parts)
+    plan = Plan(settings=settings, resolved=resolved, unused=unused, make_model=objects.get("model"), **parts)
     _check_together(plan)
     plan.method.server_optimizer = plan.server_optimizer
     if plan.method.uses_mask:
@@ -183,64 +221,80 @@ def check(config: DictConfig) -> Plan:
     return _described(plan)
 
 
-def _check_named(values: dict[str, Any]) -> None:
-    """Raise `UserError` where a component, of a YAML file of a user's own perhaps, lacks its name or its class."""
-    for group in ("model", *ONE_EACH):
-        node = values.get(group)
-        if not isinstance(node, dict) or not node:
-            raise UserError(f"{group} is missing: choose one, as in {group}=<a file of conf/{group}>.")
-        if node.get("name") is None:
-            raise UserError(f"{group}.name is missing: it must be what {group}=<name> calls it.")
-        if "_target_" not in node and (group, node["name"]) != ("mask", "none"):
-            raise UserError(f"{group}._target_ is missing: it must be the dotted path of its class.")
-    for group in SEVERAL:
-        nodes = values.get(group)
-        if not isinstance(nodes, dict):
-            raise UserError(f"{group} is missing: it must hold any number of components by name.")
-        for name, node in nodes.items():
-            if isinstance(node, dict) and "_target_" not in node:
-                raise UserError(
-                    f"{group}.{name}._target_ is missing: it must be the dotted path of its class."
-                )
-
-
 def _described(plan: Plan) -> Plan:
-    """The plan with all that its data says: last, for it may take a download."""
+    """The plan with the facts of its data. This comes last, because it may start a download."""
     partition = plan.partition.described()
     dataset = plan.dataset.described(getattr(partition, "column", None))
     for group, part in (("partition", partition), ("dataset", dataset)):
         if part is not getattr(plan, group):
             facts = {"_target_": plan.resolved[group]["_target_"], **asdict(part)}
             plan.resolved[group] = facts
-    return replace(plan, partition=partition, dataset=dataset)
+    metrics = plan.metrics
+    if dataset.is_regression and list(metrics) == [ACCURACY]:  # the default, which is impossible here
+        parts = {name: {"_target_": target, "name": name} for name, target in OF_NUMBERS.items()}
+        built = {name: component(f"metrics.{name}", node, []) for name, node in parts.items()}
+        metrics = {name: metric for name, (metric, _) in built.items()}
+        plan.resolved["metrics"] = {name: plain for name, (_, plain) in built.items()}
+        remark = f"The targets are numbers, so the scores are {' and '.join(metrics)} instead of {ACCURACY}."
+        plan = replace(plan, unused=(*plan.unused, remark))
+    plan = replace(plan, partition=partition, dataset=dataset, metrics=metrics)
+    _check_metrics(plan)
+    return plan
+
+
+def _check_metrics(plan: Plan) -> None:
+    """Raise `UserError` for metrics and targets that do not fit the data."""
+    numbers = plan.dataset.is_regression
+    for name, metric in plan.metrics.items():
+        if metric.of_numbers != numbers:
+            kinds, fitting = ("classes", "numbers"), "mse,mae" if numbers else ACCURACY
+            raise UserError(
+                f"metric={name} compares {kinds[metric.of_numbers]}, but the targets of "
+                f"dataset={plan.names['dataset']} are {kinds[numbers]}: use metric=[{fitting}]."
+            )
+    if not numbers and ACCURACY not in plan.metrics:
+        names = ",".join([ACCURACY, *plan.metrics])
+        raise UserError(f"metric has no {ACCURACY}, which the summary is about: use metric=[{names}].")
+    if not plan.metrics:
+        raise UserError("metric is empty: use metric=[mse,mae].")
+    for target in plan.settings.eval.targets:
+        check_range("eval.targets", target, low=0, high=None if numbers else 100)
 
 
 def _check_together(plan: Plan) -> None:
-    """What no component can see alone."""
+    """Check settings that concern several components."""
     from fedspa.methods.checking import check_declaration
 
     check_declaration(plan.method)
     method, mask = plan.names["method"], plan.names["mask"]
     if plan.method.uses_mask and plan.mask is None:
         raise UserError(f"method={method} needs masks, but mask={mask}: use mask=dst or another searcher.")
+    if plan.method.uses_mask:
+        plan.method.check_mask(plan.mask)
     if plan.mask is not None and not plan.method.uses_mask:
         raise UserError(f"method={method} trains dense, so mask={mask} has no meaning: use mask=none.")
-    if not plan.method.sends and plan.server_optimizer != ServerSGD(name="sgd"):
+    if plan.mask is not None:
+        plan.mask.check_sparsity(plan.names["layer_sparsity"], plan.settings.sparsity)
+    if plan.server_optimizer != ServerSGD(name="sgd") and (why := moves_by_itself(plan.method)):
         raise UserError(
-            f"server_optimizer={plan.names['server_optimizer']} has no effect on method={method}, which has no "
-            "server's model: use server_optimizer=sgd."
+            f"server_optimizer={plan.names['server_optimizer']} has no effect on method={method}, {why}: use "
+            "server_optimizer=sgd."
         )
-    if not plan.method.sends and plan.settings.personal_layers != "none":
+    check_personal_layers(plan.method, method, plan.settings.personal_layers)
+    if plan.settings.training.proximal and plan.method.own_proximal:
         raise UserError(
-            f"personal_layers has no effect on method={method}, whose clients keep all layers: "
-            "use personal_layers=none."
+            f"training.proximal={plan.settings.training.proximal} does not go with method={method}, which has a "
+            f"proximal term of its own: use {plan.method.own_proximal}."
         )
     plan.method.check_training(plan.settings.training)
-    _check_learning_rates(plan)
-    if plan.settings.theory.every and plan.mask is None:
+    plan.method.check_clients(plan.settings.federation.clients)
+    check_learning_rates(plan.settings.training, plan.settings.federation.rounds, plan.hardware.precision)
+    if plan.settings.theory.every and (
+        plan.mask is None or plan.method.moves_weights or plan.method.shares_mask
+    ):
         raise UserError(
-            f"theory.every={plan.settings.theory.every} needs a mask searcher, which method={method} does not use: "
-            "set it to 0."
+            f"theory.every={plan.settings.theory.every} is about personal masks on the server's weights, which "
+            f"method={method} does not have: set it to 0."
         )
     if plan.settings.faults.corruption and plan.settings.federation.wire is None:
         raise UserError(
@@ -248,10 +302,7 @@ def _check_together(plan: Plan) -> None:
             "set federation.wire=fp32 (or fp16, bf16)."
         )
     plan.settings.eval.check_rounds(plan.settings.federation.rounds)
-    _check_model(plan.resolved["model"])
-    if ACCURACY not in plan.metrics:
-        names = ",".join([ACCURACY, *plan.metrics])
-        raise UserError(f"metric has no {ACCURACY}, which the summary is about: use metric=[{names}].")
+    check_model(plan.resolved["model"])
     path = plan.resolved["dataset"].get("path")
     if path is not None:
         try:
@@ -260,31 +311,3 @@ def _check_together(plan: Plan) -> None:
             raise UserError(f"dataset.path={path} cannot be read ({brief(error)}).") from error
         if not exists:
             raise UserError(f"dataset.path={path} does not exist: it must be the data set's folder or file.")
-
-
-def _check_learning_rates(plan: Plan) -> None:
-    """Raise `UserError` where the learning rate becomes 0, after which nothing is trained."""
-    training, rounds = plan.settings.training, plan.settings.federation.rounds
-    double = plan.hardware.precision == "64-true"
-    smallest = math.ulp(0.0) if double else 2.0**-149  # the least number above 0; half of it is rounded to 0
-
-    def vanishes(round: int) -> bool:
-        return training.lr_at(round) <= smallest / 2
-
-    if not vanishes(rounds - 1):
-        return
-    first = bisect_left(range(rounds), True, key=vanishes)  # a learning rate only ever falls
-    remedy = (
-        f"raise training.lr_decay, or use federation.rounds={first} at most" if first else "raise training.lr"
-    )
-    raise UserError(
-        f"training.lr={training.lr} with training.lr_decay={training.lr_decay} is 0 in "
-        f"{'float64' if double else 'float32'} from round {first + 1} of federation.rounds={rounds} on, and nothing "
-        f"would be trained: {remedy}."
-    )
-
-
-def _check_model(model: dict[str, Any]) -> None:
-    """What can be said of the network before torch is loaded."""
-    if model.get("batchnorm") is not None:
-        check_choice("model.batchnorm", model["batchnorm"], ("average", "groupnorm"))

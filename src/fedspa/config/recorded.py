@@ -1,12 +1,12 @@
-"""The config that a run recorded in its folder: read again, checked, and run once more.
+"""Reads, checks and repeats the config that a run recorded in its folder.
 
-`--config-dir <run> --config-name config` repeats a run. Hydra alone would take conf/config.yaml, of the same name.
+`--config-dir <run> --config-name config` repeats a run. Hydra alone would use conf/config.yaml of the same name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fedspa import __version__
+from fedspa.config.checking import check_objects
 from fedspa.config.plan import ONE_EACH, SEVERAL, Plan, check
 from fedspa.core.errors import UserError, brief
 from fedspa.core.identity import CONFIG_HASH
@@ -23,15 +24,15 @@ from fedspa.core.paths import config_dir
 from fedspa.core.settings import Config
 
 NODE = "repeated_run"
-"""The name under which Hydra finds the config of the run to repeat."""
+"""The name of the repeated run's config in Hydra."""
 KEYS = {"model": "model", **{group: group for group in ONE_EACH}, "metric": "metrics", "logger": "loggers"}
-"""The part of the config that each group fills."""
+"""The part of the config that each group sets."""
 OF_A_SWEEP = ("parent_run_id", "run_name")
-"""What a sweep sets in its jobs' loggers."""
+"""Settings of loggers that a sweep sets for its jobs."""
 
 
 def recorded_config(file: Path) -> dict[str, Any]:
-    """The resolved config in a run's config.yaml. Raises `UserError` where it cannot be read."""
+    """The resolved config in a run's config.yaml. Raises `UserError` if it cannot be read."""
     try:
         config = OmegaConf.to_container(OmegaConf.load(file))
         if isinstance(config, dict):
@@ -41,16 +42,19 @@ def recorded_config(file: Path) -> dict[str, Any]:
         raise UserError(f"{file} cannot be read ({brief(error)}): put it back as it was.") from error
 
 
-def recorded_plan(file: Path) -> Plan:
-    """The plan of a recorded config, without what no model needs: its data's place, and what followed the run.
+def recorded_plan(file: Path, objects: Mapping[str, Any] | None = None) -> Plan:
+    """The plan of a recorded config, without the place of its data and without its trackers.
+
+    `objects`: the user's own objects in the run, as for `check`.
 
     Raises `UserError` for a config that this version does not know.
     """
     config = recorded_config(file) | {"loggers": {}}
+    check_objects(config, objects or {})
     if isinstance(config.get("dataset"), dict) and "path" in config["dataset"]:
         config["dataset"] |= {"path": None}
     try:
-        return check(OmegaConf.create(config))
+        return check(OmegaConf.create(config), objects)
     except UserError as error:
         raise UserError(
             f"{file}, which {_writer(file.parent)} wrote, does not fit this version, {__version__}: {error}"
@@ -65,13 +69,13 @@ def _writer(folder: Path) -> str:
 
 
 def repeating(arguments: Sequence[str]) -> list[str]:
-    """The command line; where it names a run's config for the main one, that config is made known to Hydra.
+    """The command line. If it names a run's config as the main one, that config is registered with Hydra.
 
-    Single settings may follow. A group that is chosen again replaces what the run has of it. What belongs to the
-    first run alone is left out: its place in a sweep, `resume`, and in its name the seed.
+    Single settings may follow. A group that is chosen again replaces the run's choice. Settings of the first
+    run alone are left out: its place in a sweep, `resume`, and the seed in its name.
 
-    Raises `UserError` for a sweep, for a config of a version that is not understood, and for a main config that would
-    be passed over since conf/ has one of that name.
+    Raises `UserError` for a sweep, for a config of an unknown version, and for a main config that Hydra would ignore
+    because conf/ has one of the same name.
     """
     rest = list(arguments)
     folder = _taken(rest, "--config-dir", "-cd") or _taken(rest, "--config-path", "-cp")
@@ -96,7 +100,7 @@ def repeating(arguments: Sequence[str]) -> list[str]:
 
 
 def _check_used(folder: Path, file: Path) -> None:
-    """Raise `UserError` for a folder that would change nothing: without the named config, and without options."""
+    """Raise `UserError` for a folder without effect: it has neither the named config nor options."""
     if not folder.is_dir():
         raise UserError(
             f"--config-dir={folder} is not a folder: it must be a run's folder, or one laid out as conf/."
@@ -110,7 +114,7 @@ def _check_used(folder: Path, file: Path) -> None:
 
 
 def _taken(arguments: list[str], *names: str) -> str | None:
-    """Take an option of Hydra out of the command line; its value, None where it is not there."""
+    """Remove an option of Hydra from the command line. Returns its value, or None if it is missing."""
     for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name in names and (equals or place + 1 < len(arguments)):
@@ -129,12 +133,12 @@ def _is_of_a_run(file: Path) -> bool:
 
 
 def _repeated(config: dict[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
-    """The main config of a run that is repeated."""
+    """The main config of a repeated run."""
     for logger in config["loggers"].values():
         for key in OF_A_SWEEP:
             logger.pop(key, None)
     name = config.pop("name")
-    if OmegaConf.create(config | {"name": Config.name}).name != name:  # the user's own
+    if OmegaConf.create(config | {"name": Config.name}).name != name:  # the user chose the name
         seed = str(config["seed"])
         config["name"] = f"{name.removesuffix(seed)}${{seed}}" if name.endswith(f"seed{seed}") else name
     chosen = {argument.partition("=")[0] for argument in arguments} & KEYS.keys()

@@ -1,4 +1,4 @@
-"""Settings that ask for what a run's method cannot do: what is done is recorded, and the user is told."""
+"""Settings that the run's method cannot use: they are recorded as unused, and the user gets a sentence on each."""
 
 from __future__ import annotations
 
@@ -7,48 +7,50 @@ from typing import Any
 from fedspa.core.settings import Config
 
 LAYER_SPARSITY = {"name": "erk", "mask_scope": "all"}
-"""That of conf/config.yaml: nobody asked for it."""
+"""The layer sparsity of conf/config.yaml, which no user chose."""
 
 
 def leave_out(settings: Config, parts: dict[str, Any], resolved: dict[str, Any]) -> tuple[str, ...]:
-    """Record what is not done as 0 in `resolved`, so that it makes no other experiment.
+    """Set unused settings to 0 in `resolved`, so that they do not make another experiment.
 
-    Returns a sentence on each that a user has asked for.
+    Returns a sentence on each unused setting that the user has set.
 
-    `parts`: the built components by group. Defaults that have no meaning to a method are left out without a word.
+    `parts`: the built components by group. Unused defaults are left out without a sentence.
     """
-    method, told = parts["method"], []
+    method, sentences = parts["method"], []
     name = resolved["method"]["name"]
     if not method.uses_sparsity:
         if settings.sparsity not in (0, Config.sparsity):
-            told.append(f"sparsity={settings.sparsity:g} is not used: method={name} trains dense")
+            sentences.append(f"sparsity={settings.sparsity:g} is not used: method={name} trains dense")
         settings.sparsity = resolved["sparsity"] = 0.0
     shape = resolved["layer_sparsity"]
     if any(shape.get(key) != value for key, value in LAYER_SPARSITY.items()):
         words = f"layer_sparsity={shape['name']} (mask_scope={shape.get('mask_scope')})"
         if not method.uses_mask:
-            told.append(f"{words} is not used: method={name} has no mask searcher")
-        elif parts["mask"] is not None and not parts["mask"].keeps_counts:
+            sentences.append(f"{words} is not used: method={name} has no mask searcher")
+        elif parts["mask"] is not None and not parts["mask"].keeps_tensors:
             searcher = resolved["mask"]["name"]
-            told.append(
+            sentences.append(
                 f"{words} only sets how many weights are active in all: mask={searcher} shares them out itself"
             )
     if settings.finetune.epochs and "global" not in method.kinds:
-        told.append(
+        sentences.append(
             f"finetune.epochs={settings.finetune.epochs} is not done: method={name} has no global model to fine-tune"
         )
         resolved["finetune"]["epochs"] = 0
     if not method.sends:
-        told += [f"{words} has no effect: method={name} sends nothing" for words in _of_messages(settings)]
+        sentences += [
+            f"{words} has no effect: method={name} sends nothing" for words in _of_messages(settings)
+        ]
     if settings.save.upload_weights and not _sends_files(parts["loggers"]):
-        told.append(
+        sentences.append(
             "save.upload_weights=true sends nothing: there is no MLflow among the loggers (logger=mlflow)"
         )
-    return tuple(told)
+    return tuple(sentences)
 
 
 def _of_messages(settings: Config) -> list[str]:
-    """What is set of that which only concerns messages, as a user writes it."""
+    """The settings of messages that are set, in the form of the command line."""
     faults = settings.faults
     values = {
         "federation.wire": settings.federation.wire,

@@ -1,1 +1,1 @@
-"""What every other package speaks of: one client in one round, as its method sees it."""
+"""The interfaces and records that all other packages share."""

@@ -24,6 +24,6 @@ class Clock:
             self.seconds[phase] += time.perf_counter() - begin
 
     def add(self, seconds: dict[str, float]) -> None:
-        """Add what another clock, perhaps of another process, has counted."""
+        """Add the seconds of another clock, perhaps from another process."""
         for phase, value in seconds.items():
             self.seconds[phase] += value

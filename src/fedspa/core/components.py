@@ -1,4 +1,4 @@
-"""From a node of the config to the object that it describes: whose class it may be, and of which types its options."""
+"""Makes components from the config: checks the class of a node and the types of its options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedspa.core.plugin_packages import packages as plugin_packages
 
 KINDS = {
     "model": "torch.nn.Module",
-    "dataset": "fedspa.data.source.ImageSource",
+    "dataset": "fedspa.data.source.Source",
     "partition": "fedspa.partition.base.AnyPartition",
     "layer_sparsity": "fedspa.layer_sparsity.base.LayerSparsity",
     "mask": "fedspa.masks.base.MaskSearcher",
@@ -27,7 +27,7 @@ KINDS = {
     "metrics": "fedspa.metrics.base.Metric",
     "loggers": "fedspa.core.records.Tracker",
 }
-"""What a component is, by its group."""
+"""The base class of each group of components."""
 
 
 def find_class(where: str, target: str | None, trusted: list[str]) -> Any:
@@ -50,7 +50,7 @@ def find_object(setting: str, target: str | None, trusted: list[str]) -> Any:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UserError(f"{refusal}: {brief(error)}.") from error
-    except Exception as error:  # whatever a package of others does when it is imported
+    except Exception as error:  # any error of the package itself
         raise UserError(
             f"{setting}: the package {module.partition('.')[0]} fails when it is imported ({type(error).__name__}: "
             f"{brief(error)})."
@@ -63,9 +63,9 @@ def find_object(setting: str, target: str | None, trusted: list[str]) -> Any:
 def component(
     where: str, node: dict[str, Any], trusted: list[str], config: Mapping[str, Any] | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """The object that a node of the config describes (None for mask=none), with its typed options.
+    """The object that a node of the config describes (None for mask=none), and its typed options.
 
-    `config`: the whole config, in which the right place of a misplaced option is looked for.
+    `config`: the whole config. The error message searches it for the right place of a misplaced option.
     """
     if not isinstance(node, dict):
         raise UserError(f"{where}={written(node)} is no component: it must be a _target_ and its options.")
@@ -80,7 +80,7 @@ def component(
 
 
 def check_kind(where: str, found: type) -> None:
-    """Raise `UserError` for a class that is no component of this group: any other must not even be made."""
+    """Raise `UserError` for a class that does not belong to this group. The check comes before the class is called."""
     module, _, name = KINDS[where.partition(".")[0]].rpartition(".")
     kind = getattr(import_module(module), name)
     what = f"{where}._target_={found.__module__}.{found.__qualname__}"
@@ -88,7 +88,7 @@ def check_kind(where: str, found: type) -> None:
         raise UserError(f"{what} is not a class for this place: it must be a {name} of {module}.")
     if isabstract(found):
         if found.__module__.startswith("fedspa."):
-            raise UserError(f"{what} is what such classes have in common: it must be one of them.")
+            raise UserError(f"{what} is an abstract base class: it must be a class derived from it.")
         missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
         raise UserError(f"{what} lacks {missing}, which a {name} must have.")
 
@@ -107,12 +107,12 @@ def build(
 
 
 def _check_forms(where: str, typed: dict[str, Any], given: dict[str, Any]) -> None:
-    """Raise `UserError` for what OmegaConf lets pass: a number as true or false, and a list in a list."""
+    """Raise `UserError` for errors that OmegaConf lets pass: a number as a boolean, and a list in a list."""
     for key, value in typed.items():
-        told, name = given.get(key, value), f"{where}.{key}" if where else key
-        if isinstance(value, dict) and isinstance(told, dict):
-            _check_forms(name, value, told)
-        elif isinstance(value, bool) and not isinstance(told, bool):
-            raise UserError(f"{name}={written(told)} is not true or false.")
+        raw, name = given.get(key, value), f"{where}.{key}" if where else key
+        if isinstance(value, dict) and isinstance(raw, dict):
+            _check_forms(name, value, raw)
+        elif isinstance(value, bool) and not isinstance(raw, bool):
+            raise UserError(f"{name}={written(raw)} is not true or false.")
         elif isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
-            raise UserError(f"{name}={written(told)} is not a plain list, which is written as [a,b].")
+            raise UserError(f"{name}={written(raw)} is not a plain list, which is written as [a,b].")

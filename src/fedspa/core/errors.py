@@ -15,7 +15,7 @@ class UserError(Exception):
 
 
 def brief(error: BaseException) -> str:
-    """What an exception of another library says, short enough for one sentence of ours."""
+    """The message of another library's exception, short enough for part of one sentence."""
     text = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
     line = " ".join((text.strip().splitlines() or [type(error).__name__])[0].split()).rstrip(".")
     return line if len(line) <= 200 else f"{line[:197]}..."
@@ -71,7 +71,7 @@ def check_range(
     low_open: bool = False,
     high_open: bool = False,
 ) -> None:
-    """Raise `UserError` unless `value` is finite and between `low` and `high` (closed unless said to be open)."""
+    """Raise `UserError` unless `value` is finite and in [low, high]. `low_open` and `high_open` exclude a limit."""
     too_low = low is not None and (value <= low if low_open else value < low)
     too_high = high is not None and (value >= high if high_open else value > high)
     if not (too_low or too_high) and math.isfinite(value):

@@ -1,4 +1,4 @@
-"""What OmegaConf and Hydra find wrong with a config, as one sentence about the setting that the user wrote."""
+"""Turns an error of OmegaConf or Hydra into one sentence about the setting that the user wrote."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNRESOLVED = {
     r"TypeError raised while resolving interpolation: .*": "the arguments do not fit",
     r"\w+ raised while resolving interpolation: (.*)": "{0}",
 }
-"""What OmegaConf says of a value that refers to others, and why it cannot be resolved."""
+"""OmegaConf's messages about an interpolation that it cannot resolve, and the reason to show."""
 REFUSALS = {
     r"Could not append to config\. An item is already at '(.*?)'.*": "{0} has a value already: write {0}=<value>, "
     "without the +.",
@@ -49,14 +49,14 @@ REFUSALS = {
     "setting: what is chosen from a folder of conf/ is written as <folder>=<name>.",
     r"Could not override '(.*?)@.*?'\. .*": "{0}@ has no meaning here: write {0}=<name>.",
 }
-"""What Hydra says of an override that it refuses, and the sentence on it."""
+"""Hydra's messages about an override that it refuses, and the sentence to show."""
 
 
 def refused_override(text: str, words: Iterable[str]) -> str | None:
-    """The sentence on an override that Hydra refuses; None for what it says of anything else.
+    """The sentence about an override that Hydra refuses; None if the message is about anything else.
 
     Args:
-        text: what Hydra says, on one line.
+        text: Hydra's message, on one line.
         words: the command line.
     """
     for pattern, sentence in REFUSALS.items():
@@ -85,12 +85,12 @@ def refused_override(text: str, words: Iterable[str]) -> str | None:
 def explain(
     error: OmegaConfBaseException, group: str = "", config: Mapping[str, Any] | None = None
 ) -> UserError:
-    """What OmegaConf found wrong, with the setting's dotted name.
+    """The sentence about an error of OmegaConf, with the setting's dotted name.
 
     Args:
-        error: of composing a config, or of giving its values their types.
-        group: the part of the config that OmegaConf looked at; "" for the whole.
-        config: the whole config, where OmegaConf looked at a part.
+        error: raised while a config was composed, or while its values got their types.
+        group: the part of the config that OmegaConf checked; "" for the whole.
+        config: the whole config, if OmegaConf checked a part.
     """
     where = ".".join(part for part in (group, error.full_key) if part)
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
@@ -114,15 +114,15 @@ def explain(
 
 
 def left_out(where: str) -> UserError:
-    """The sentence on a setting that was deleted from the config."""
+    """The sentence about a setting that was deleted from the config."""
     return UserError(f"{where} cannot be left out: remove ~{where}.")
 
 
 def _wanted(error: ValidationError, where: str) -> UserError | None:
-    """The sentence on a value of the wrong type; None where OmegaConf does not say which is the right one."""
+    """The sentence about a value of the wrong type; None if OmegaConf does not name the right type."""
     value = error.value
     if section := re.match(r"Merge error: \w+ is not a subclass of (\w+)\. value: (.*)", str(error)):
-        # It names neither the key nor the value apart from its text.
+        # OmegaConf's error names the key and the value only in its text.
         named = [
             key for key in error.parent_node or () if _type(error.parent_node, key).__name__ == section[1]
         ]
@@ -135,18 +135,18 @@ def _wanted(error: ValidationError, where: str) -> UserError | None:
         kind = error.ref_type if error.key is None else get_args(error.ref_type)[-1]
     if isinstance(value, Node):
         value = OmegaConf.to_container(value) if isinstance(value, Container) else value._value()
-    if value == {} and kind in KINDS:  # what Hydra makes of <where>.<key>=<value>
+    if value == {} and kind in KINDS:  # Hydra's result for <where>.<key>=<value>
         return UserError(f"{where} is {KINDS[kind]}, and holds no settings: write {where}=<value>.")
-    told = f"{where}={written(value)}"
+    given = f"{where}={written(value)}"
     if is_dataclass(kind):
         return UserError(
-            f"{told} is no section: set what is in it, as in {where}.{fields(kind)[0].name}=<value>."
+            f"{given} is no section: set what is in it, as in {where}.{fields(kind)[0].name}=<value>."
         )
     if get_origin(kind) is dict:
-        return UserError(f"{told} is no section: set what is in it, as in {where}.<name>=<value>.")
+        return UserError(f"{given} is no section: set what is in it, as in {where}.<name>=<value>.")
     if get_origin(kind) is list:
-        return UserError(f"{told} is not a list, which is written as [a,b].")
-    return UserError(f"{told} is not {KINDS[kind]}.") if kind in KINDS else None
+        return UserError(f"{given} is not a list, which is written as [a,b].")
+    return UserError(f"{given} is not {KINDS[kind]}.") if kind in KINDS else None
 
 
 def _type(node: Any, key: Any) -> Any:
@@ -156,12 +156,15 @@ def _type(node: Any, key: Any) -> Any:
 def _unknown(
     error: OmegaConfBaseException, where: str, group: str, config: Mapping[str, Any] | None
 ) -> UserError:
-    """The sentence on a setting that is not there: where one of that name is, or which are there."""
+    """The sentence about a setting that does not exist. It names the right place, or the nearest valid names."""
     key, parent = str(error.key), error.parent_node
     groups = {folder.name for folder in config_dir().iterdir() if folder.is_dir()} - {"hydra"}
     if where in groups:
         return UserError(f"{where} holds no settings: it chooses from conf/{where}, as in {where}=<name>.")
     valid = {str(name) for name in parent or ()} - {"_target_", "hydra", key}
+    if where.partition(".")[0] in groups and valid <= {"name"}:
+        option = f"{group or where.partition('.')[0]}={(parent or {}).get('name')}"
+        return UserError(f"{where} is not a setting: {option} has no further settings.")
     if config is None and isinstance(parent, Container):
         config = OmegaConf.to_container(parent._get_root())  # type: ignore[assignment]
     places = (
@@ -184,7 +187,7 @@ def _either(names: list[str]) -> str:
 
 
 def _names(config: Mapping[str, Any] | None, prefix: str = "") -> Iterator[str]:
-    """The dotted names of all settings, those included that no file mentions."""
+    """The dotted names of all settings, also of those that no YAML file mentions."""
     node = dict(config or {})
     if target := node.pop("_target_", None):
         node = dict.fromkeys(_options(str(target))) | node
@@ -198,9 +201,9 @@ def _names(config: Mapping[str, Any] | None, prefix: str = "") -> Iterator[str]:
 
 
 def _options(target: str) -> list[str]:
-    """The options of a component of ours; none of a class that only others know."""
+    """The options of a fedspa component; none for a class of another package."""
     module, _, name = target.rpartition(".")
-    if not module.startswith("fedspa."):
+    if not module.startswith("fedspa.") or module.startswith("fedspa.models."):  # networks would load torch
         return []
     try:
         found = getattr(import_module(module), name)

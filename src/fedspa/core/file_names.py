@@ -1,4 +1,4 @@
-"""Names of files and folders that any file system takes."""
+"""Names of files and folders that are valid on every file system."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 LONGEST_NAME = 200
-"""Bytes; file systems allow 255, of which a date, a number or an ending take some."""
+"""The longest name in bytes. File systems allow 255; a date, a number or an ending needs some of them."""
 SIGNS = "=,+~@[]-_. "
-"""Signs beside letters and digits that stand in names as they are."""
+"""The signs that stay as they are, beside letters and digits."""
 
 
 def file_name(parts: Iterable[str]) -> str:

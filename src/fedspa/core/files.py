@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens while they are written."""
+"""Writes files that are either complete or not there, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from pathlib import Path
 from typing import BinaryIO
 
 UNFINISHED = ".part"
-"""How the name of a file ends while it is written; a process that is killed leaves it so."""
+"""The ending of a file's name while it is written. A process that is killed leaves such a file behind."""
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, under another name; in the end it is brought to the disk and gets its own.
+    """A file to write to under a temporary name. At the end it is flushed to the disk and renamed.
 
-    What was there before stays until then, whatever happens. Raises `OSError` where the file cannot be written;
-    nothing of the attempt is left then.
+    An earlier file stays unchanged until then. Raises `OSError` if the file cannot be written; the temporary file is
+    removed then.
     """
     unfinished = path.with_name(f".{path.name}{UNFINISHED}")
     try:
         with unfinished.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())  # some file systems tell only now that they are full
+            os.fsync(file.fileno())  # some file systems report only now that they are full
         os.replace(unfinished, path)
     except BaseException as error:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno:  # for a full disk the operating system names no file
+        if isinstance(error, OSError) and error.errno:  # the system's error for a full disk names no file
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 def write_whole(path: Path, content: bytes | str | Iterable[bytes | memoryview]) -> None:
-    """Write a file by `whole_file`.
+    """Write a file with `whole_file`.
 
-    `content`: all of it, or its pieces, for what is not to be in memory all at once.
+    `content`: all of it, or its pieces, if it is too large for the memory.
     """
     text = content.encode() if isinstance(content, str) else content
     pieces = [text] if isinstance(text, bytes) else text

@@ -1,4 +1,4 @@
-"""Command lines of `key=value` words, for the commands that compose no config."""
+"""Reads command lines of `key=value` words, for the commands that compose no config."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedspa.core.errors import UserError, nearest
 
 
 def key_values(arguments: Iterable[str], keys: Sequence[str]) -> dict[str, str]:
-    """The last value of each key that was given. Raises `UserError` for a word that is none of these options."""
+    """The last value of each key. Raises `UserError` for a word that is not one of these options."""
     given: dict[str, str] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")

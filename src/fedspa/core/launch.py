@@ -1,6 +1,6 @@
-"""How this process was started: alone, or as one of several that torchrun or SLURM started for one run.
+"""The launch of this process: alone, or as one of several that torchrun or SLURM started for one run.
 
-Light on purpose (no torch): the command line asks it before anything else.
+This module does not import torch, because the command line needs it before anything else.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Launch:
     """torchrun or slurm; None for a process that is alone."""
     rank: int = 0
     size: int = 1
-    """Ranks on all machines together."""
+    """The number of ranks on all machines."""
     local_size: int = 1
-    """Ranks on this machine; it must be the same on each."""
+    """The number of ranks on this machine. It must be the same on each machine."""
     cores: int | None = None
-    """CPU cores that the launcher gave to this rank; None where it does not say."""
+    """The CPU cores that the launcher gave to this rank; None if it does not say."""
 
     @property
     def main(self) -> bool:
-        """Whether this is the one rank that writes files, tracks and speaks."""
+        """True for the one rank that writes files, tracks the run and prints."""
         return self.rank == 0
 
     @property
@@ -40,7 +40,7 @@ class Launch:
         return self.size // self.local_size
 
     def share_of(self, cores: int) -> int:
-        """Cores for this rank, of those that it may run on: its own, or an equal share of its machine's."""
+        """The number of cores for this rank: the launcher's number, or an equal share of the machine's `cores`."""
         return max(self.cores or cores // self.local_size, 1)
 
 
@@ -49,10 +49,10 @@ ALONE = Launch()
 
 
 def launched(environment: Mapping[str, str] | None = None) -> Launch:
-    """The place of this process, by the environment variables that torchrun or srun set.
+    """The launch of this process, from the environment variables that torchrun or srun set.
 
-    A job of SLURM that is not started by srun is one process, however many tasks it has reserved.
-    Raises `UserError` for a launch whose machines do not get equally many ranks.
+    A SLURM job that is not started by srun is one process, for any number of reserved tasks.
+    Raises `UserError` for a launch with different numbers of ranks on its machines.
     """
     given = os.environ if environment is None else environment
     if "TORCHELASTIC_RUN_ID" in given:
@@ -78,12 +78,12 @@ def launched(environment: Mapping[str, str] | None = None) -> Launch:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """The number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def environment_of(launch: Launch) -> ClusterEnvironment:
-    """What Lightning knows of a launcher."""
+    """Lightning's environment object for a launcher."""
     from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
     return SLURMEnvironment(auto_requeue=False) if launch.launcher == "slurm" else TorchElasticEnvironment()

@@ -1,26 +1,26 @@
-"""Errors that mean too little memory."""
+"""Recognises errors that mean too little memory."""
 
 from __future__ import annotations
 
 import errno
 
 PHRASES = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""How torch's errors speak of it: of the GPU (torch.OutOfMemoryError and others), and of the CPU's allocator."""
+"""Parts of torch's messages: of the GPU (torch.OutOfMemoryError and others), and of the CPU's allocator."""
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether memory ran out, of the device or of the machine.
+    """True if the device or the machine ran out of memory.
 
-    Another error may follow from that: a capture of CUDA calls that runs out of memory ends as an invalid capture.
+    Another error may follow from that. For example, a capture of CUDA calls that runs out of memory ends as invalid.
     """
     cause: BaseException | None = error
-    while cause is not None and not _tells_of_memory(cause):
+    while cause is not None and not _is_memory_error(cause):
         cause = cause.__cause__ or cause.__context__
     return cause is not None
 
 
-def _tells_of_memory(error: BaseException) -> bool:
+def _is_memory_error(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    told = isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in PHRASES)
-    return told or isinstance(error, MemoryError)
+    from_torch = isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in PHRASES)
+    return from_torch or isinstance(error, MemoryError)

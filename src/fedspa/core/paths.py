@@ -1,15 +1,15 @@
-"""Where the project lies, whatever the current directory is."""
+"""The folders of the project, for any current directory."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 SET_ASIDE = "set_aside"
-"""In a sweep's folder, beside those of its jobs: where what was in a job's way is moved."""
+"""The folder in a sweep's folder for files that were in a job's way."""
 
 
 def project_root() -> Path:
-    """The clone that this file belongs to (it has conf/ and pyproject.toml), else the current directory."""
+    """The clone that this file belongs to (it has conf/ and pyproject.toml); else the current directory."""
     for folder in Path(__file__).resolve().parents:
         if (folder / "conf").is_dir() and (folder / "pyproject.toml").is_file():
             return folder

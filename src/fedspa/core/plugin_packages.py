@@ -1,8 +1,8 @@
-"""Plug-ins: packages of others whose options stand beside ours.
+"""Plug-ins: packages of others whose options stand beside those of fedspa.
 
-A package is one by an entry point of the group `fedspa.plugins`, whose value is the package's name. Its folder conf/
-is laid out as ours, conf/<group>/<option>.yaml, and the classes that the package holds are trusted. Nothing of a
-plug-in is imported before one of its options is used.
+A package becomes a plug-in by an entry point of the group `fedspa.plugins`, whose value is the package's name. Its
+folder conf/ has the layout of fedspa's: conf/<group>/<option>.yaml. The classes of the package are trusted. A plug-in
+is only imported when one of its options is used.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Plugin:
 
     package: str
     conf: Path
-    """Its folder of YAML files, which may not be there."""
+    """The package's folder of YAML files. It may not exist."""
 
     @property
     def options(self) -> set[str]:
-        """What it has to choose from: "mask/lottery"."""
+        """The options of the package, such as "mask/lottery"."""
         return {file.relative_to(self.conf).with_suffix("").as_posix() for file in self.conf.rglob("*.yaml")}
 
 
 @cache
 def plugins() -> tuple[Plugin, ...]:
-    """The installed plug-ins by name; one whose package is not there is told of, and left out."""
+    """The installed plug-ins by name. A plug-in without a package is named on stderr and left out."""
     found = []
     for name in sorted({point.value for point in entry_points(group=GROUP)}):
         spec = None
@@ -53,14 +53,14 @@ def plugins() -> tuple[Plugin, ...]:
 
 
 def packages() -> list[str]:
-    """The packages of the plug-ins, whose classes a YAML may name."""
+    """The packages of the plug-ins. A YAML may name their classes."""
     return [plugin.package for plugin in plugins()]
 
 
 def register_plugins(conf: Path) -> None:
     """Let Hydra find the options of the plug-ins beside those in `conf`.
 
-    Raises `UserError` where two packages have an option of the same name.
+    Raises `UserError` if two packages have an option of the same name.
     """
     owners = dict.fromkeys(Plugin("fedspa", conf).options, "fedspa")
     for plugin in plugins():
@@ -76,7 +76,7 @@ def register_plugins(conf: Path) -> None:
 
 
 class PluginOptions(SearchPathPlugin):
-    """Hydra asks it where else to look for YAML files."""
+    """Tells Hydra where to look for the YAML files of plug-ins."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for plugin in plugins():

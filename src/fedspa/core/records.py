@@ -1,13 +1,11 @@
-"""What a run says of itself: plain values that the federated loop hands to the trackers."""
+"""The records of a run: plain values that the federated loop passes to the trackers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-
-from fedspa.core.saved import Saved
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,13 +14,13 @@ if TYPE_CHECKING:
 KINDS = ("global", "personal", "local", "finetuned")
 """The models of a client that can be tested on its own test set; they differ by tens of points.
 
-global: the server's dense weights. personal: what the method gives the client from the server's state.
+global: the server's dense weights. personal: the method's model for the client, from the server's state.
 local: the client's weights right after its last local training. finetuned: a copy of the final global
 weights, trained by the client once more at the end of the run.
 """
 
 MAIN_KINDS = ("personal", "global", "local")
-"""What selects, the best checkpoint or a search's best trial, looks at the first of these kinds that the method has."""
+"""The kinds for selection. The best checkpoint and a search's best trial use the first one that the method has."""
 
 PHASES = ("train", "search", "evaluate", "aggregate", "total")
 """The parts of a round whose wall-clock seconds are kept; total is the whole round.
@@ -34,10 +32,10 @@ ACCURACY = "accuracy"
 """The metric that summaries and tables are about; every run has it."""
 
 MEAN_OVER = {"clients": "clients", "images": "the clients\u2019 test images"}
-"""What a mean over clients is over, by `eval.weighting`."""
+"""The unit that a mean is taken over, by `eval.weighting`."""
 
 VALIDATION = "val_"
-"""How the names of scores on validation rows begin: the only ones that may select anything."""
+"""The prefix of scores on validation rows. Only such scores may select a model or a setting."""
 
 SEED_BYTES = 8
 """A random mask travels as the seed that draws it."""
@@ -45,9 +43,9 @@ SEED_BYTES = 8
 
 @dataclass(frozen=True)
 class Costs:
-    """What training costs: FLOPs and bytes on the wire, in exact integers. Costs add up.
+    """The costs of training: FLOPs and bytes on the wire, in exact integers. Costs can be added.
 
-    FLOPs are None where the network has a layer that cannot be counted, and then so is every sum over them.
+    FLOPs are None if the network has a layer that cannot be counted. Every sum with None is None.
     """
 
     train_flops: int | None = 0
@@ -87,7 +85,7 @@ def times(number: int | None, factor: int) -> int | None:
 
 @dataclass(frozen=True)
 class Spread:
-    """How a score is spread over the clients that have it."""
+    """The statistics of a score over the clients that have it."""
 
     mean: float
     std: float
@@ -98,74 +96,58 @@ class Spread:
     clients: int
 
 
-def saved_costs(saved: Saved) -> Costs:
-    """The costs in a checkpoint, there as `asdict` gives them. Raises `Misfit`."""
-    saved.mapping(f.name for f in fields(Costs))
-    counts: dict[str, Any] = {}
-    for f in fields(Costs):
-        known = saved[f.name].optional() if f.name.endswith("_flops") else saved[f.name]
-        counts[f.name] = known and known.integer()
-    return Costs(**counts)
-
-
-def saved_spread(saved: Saved) -> Spread:
-    """A spread in a checkpoint, there as `asdict` gives it. Raises `Misfit`."""
-    saved.mapping(f.name for f in fields(Spread))
-    statistics = {f.name: saved[f.name].number() for f in fields(Spread) if f.name != "clients"}
-    return Spread(**statistics, clients=saved["clients"].integer(1))
-
-
 @dataclass(frozen=True)
 class Event:
-    """Something in a round that did not go as it should, and what was done about it."""
+    """A fault in a round, and the action taken."""
 
     round: int
     """From 1, as in `RoundRecord`."""
     client: int | None
-    """None where the whole round is meant."""
+    """None for an event of the whole round."""
     kind: str
     """In one word: dropout, late, lost, corrupt, diverged, too_large, clipped or empty_round."""
     action: str
+    """The action taken, in words."""
     detail: str
-    """A sentence on what happened."""
+    """A sentence about the event."""
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round. `round` counts completed rounds from 1; `scores[kind][metric]` is empty between evaluations."""
+    """One round. `round` counts completed rounds from 1; `scores[kind][metric]` is empty in a round without tests."""
 
     round: int
     participants: tuple[int, ...]
-    """The clients that were sampled, also those whose visit left nothing."""
+    """The sampled clients, also those whose client update was lost or refused."""
     learning_rate: float
     loss: float | None
-    """Mean over the samples; None where no visit counted."""
+    """Mean over the samples; None where no client update counted."""
     samples: int
-    """Trained on, in the visits that counted."""
+    """The samples of the client updates that counted."""
     costs: Costs
     total_costs: Costs
     dense_costs: Costs
     scores: dict[str, dict[str, Spread]]
     extras: dict[str, float]
-    """What only this method or mask has to tell, by the names in `RunInfo.extras`."""
+    """Values that only this method or mask reports, by the names in `RunInfo.extras`."""
     seconds: dict[str, float]
-    """Wall-clock seconds by the names in `PHASES`; a phase that did not happen may be left out."""
+    """Wall-clock seconds by the names in `PHASES`. Phases that did not happen may be missing."""
     events: tuple[Event, ...] = ()
-    """What did not go as it should, in client order."""
+    """The faults of the round, in client order."""
     total_events: dict[str, int] = field(default_factory=dict)
-    """How many events of each kind there were in the run so far."""
+    """The number of events of each kind in the run so far."""
 
 
 @dataclass(frozen=True)
 class ClientTests:
-    """How many images the clients of a run are tested on."""
+    """The numbers of examples that the clients of a run are tested on."""
 
     asked: int | None
-    """Of each client; None where the partition gives clients test images of their own."""
+    """The wanted number for each client; None if the partition gives clients their own test examples."""
     smallest: int
     median: float
     fewer: int
-    """So many clients have fewer than what was asked for."""
+    """The number of clients that have fewer examples than wanted."""
 
     @classmethod
     def of(cls, sizes: np.ndarray, asked: int | None) -> ClientTests:
@@ -174,18 +156,39 @@ class ClientTests:
         fewer = 0 if asked is None else int((sizes < asked).sum())
         return cls(asked, int(sizes.min()), sum(middle) / len(middle), fewer)
 
-    def told(self, clients: int) -> str:
-        """A line on a run of so many clients."""
+    def remark(self, clients: int) -> str:
+        """A line for the user about a run of so many clients."""
         if (self.smallest, self.median) == (self.asked, self.asked):
-            return f"Test images of each client: {self.asked:,}"
+            return f"Test examples of each client: {self.asked:,}"
         asked = "" if self.asked is None else f"{self.asked:,} asked for, "
         fewer = f"; {self.fewer:,} of {clients:,} clients have fewer" if self.fewer else ""
-        return f"Test images of a client: {asked}{self.smallest:,} at least, {self.median:,g} in the median{fewer}"
+        return f"Test examples of a client: {asked}{self.smallest:,} at least, {self.median:,g} in the median{fewer}"
+
+
+class Continued(NamedTuple):
+    """The finished run that a run continues with more rounds."""
+
+    folder: str
+    round: int
+    """The last round of the finished run."""
+    following: list[str]
+    """Settings that equal the number of rounds in both runs, such as the period of a schedule."""
+
+    def remarks(self, rounds: int) -> list[str]:
+        """Sentences for the user of a run of so many rounds."""
+        remarks = [f"Continues {self.folder} after round {self.round}"]
+        for setting in self.following:
+            remarks.append(
+                f"{setting} follows federation.rounds: it was {self.round} until round {self.round} and is {rounds} "
+                f"from there on, so the weights are not those of a run of {rounds} rounds from the start; "
+                f"{setting}={self.round} keeps the first schedule"
+            )
+        return remarks
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is known of a run before its first round."""
+    """The facts about a run that are known before its first round."""
 
     folder: Path
     config: dict[str, Any]
@@ -198,40 +201,46 @@ class RunInfo:
     version: str
     classes: int
     label_counts: np.ndarray | None
-    """int64 [clients, classes]: the training images of each class that each client holds; None where that is not
-    known of so many clients without making their images."""
+    """int64 [clients, classes]: the training images of each class at each client. None if there are too many clients to
+    make the images of each."""
     partition_rows: Sequence[np.ndarray]
-    """int64 rows of the training set that each client holds, its validation rows included."""
+    """int64 rows of the training set of each client, with its validation rows."""
     kinds: tuple[str, ...]
     """The kinds of model that the method's rounds can test, in the order of `KINDS`."""
     metrics: tuple[str, ...]
-    """The scores of each kind; accuracy is one of them."""
+    """The scores of each kind of model. Targets, the best checkpoint and tables use the first."""
+    lower_is_better: tuple[str, ...] = ()
+    """The scores that are errors."""
+    in_percent: bool = True
+    """True if scores are percentages, as in a classification. Scores of a regression have their own units."""
     extras: tuple[str, ...] = ()
-    """Names that `RoundRecord.extras` may hold, such as prune_rate."""
+    """Names that `RoundRecord.extras` may contain, such as prune_rate."""
     engine: str = "eager"
-    """What computes, once chosen."""
+    """The engine that computes."""
     engine_instead_of: Mapping[str, str] = field(default_factory=dict)
-    """What was to compute before, and why each could not."""
+    """The engines that failed before, and the reason for each."""
     compile_seconds: float = 0.0
-    """Spent before the first round on compiling."""
+    """Seconds spent on compiling before the first round."""
     completed: int = 0
-    """Rounds done before this start; more than 0 in a run that goes on from a checkpoint."""
+    """Rounds done before this start; more than 0 in a run that resumes from a checkpoint."""
+    continued: Continued | None = None
+    """The finished run that this one continues."""
     test_rows: Sequence[np.ndarray] = ()
-    """int64 rows of the test set that each client is tested on."""
+    """int64 rows of the test set for each client."""
     tests: ClientTests | None = None
-    """How many images that are."""
+    """The numbers of test images."""
     client_names: tuple[str, ...] = ()
-    """What each client stands for in the data, where the partition knows it."""
+    """The name of each client in the data, if the partition knows it."""
     class_names: tuple[str, ...] = ()
-    """In the order of the labels, where the data set has names for them."""
+    """The names of the classes in the order of the labels, if the data set has names."""
     data_hash: str = ""
-    """Of all images and labels; "" of images that are made on demand."""
+    """The hash of all images and labels; "" for images that are made on demand."""
     data_files: str = ""
-    """What the file system says of the files behind dataset.path: while that is the same, so is `data_hash`."""
+    """A fingerprint of the files behind dataset.path. While it stays the same, so does `data_hash`."""
     remarks: tuple[str, ...] = ()
-    """What a user should be told of the data, a sentence each."""
+    """Sentences about the data for the user."""
     many: bool = False
-    """Whether there are too many clients for a line of text and a picture's column each: arrays take their place."""
+    """True if there are too many clients for one line of text and one column of a picture each. Arrays replace both."""
 
     @property
     def clients(self) -> int:
@@ -239,32 +248,18 @@ class RunInfo:
 
     @property
     def mean_over(self) -> str:
-        """What a mean over clients is over, in words."""
+        """The unit that a mean over clients is taken over, in words."""
         return MEAN_OVER[self.config.get("eval", {}).get("weighting", "clients")]
 
     @property
     def engine_reason(self) -> str:
-        """Why the run computes with no other engine: "compiled failed: no C compiler"; mostly empty."""
+        """The reason for the choice of the engine: "compiled failed: no C compiler"; "" without a failure."""
         return "; ".join(f"{name} failed: {reason}" for name, reason in self.engine_instead_of.items())
 
     @property
     def images(self) -> int:
         """Training images of all clients."""
         return sum(map(len, self.partition_rows))
-
-
-@dataclass(frozen=True)
-class ClientRow:
-    """One client at the end of a run. A score that it does not have is None."""
-
-    client: int
-    train_size: int
-    val_size: int
-    test_size: int
-    visits: int
-    density: float
-    scores: dict[str, float | None]
-    """In percent by kind of model and metric, as global_accuracy."""
 
 
 @dataclass(frozen=True)
@@ -276,57 +271,49 @@ class TheoryRow:
     gradient_norm_sq: float
     """Squared norm of the gradient of the SPFL objective (paper, P2) at w_t, under the final masks."""
     mask_step: float
-    """Share of the coordinates in which a visited client's mask and its next one differ, mean over the visited."""
+    """Share of the coordinates in which a mask and the client's next one differ, mean over the trained clients."""
     mask_to_final: float
-    """The same between its mask and its final one."""
+    """The mean share of coordinates in which a client's mask and its final mask differ."""
     p: float | None
-    """p_t, its maximum taken over the first and last points of each visit's local training (so from below);
+    """p_t, its maximum taken over the first and last points of each client update (so from below);
     None where the gradients never differ."""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run: the summary, the clients, and the tensors worth keeping."""
+    """A finished run: the summary, the clients, and the tensors to save."""
 
     summary: dict[str, Any]
-    clients: list[ClientRow]
+    clients: dict[str, np.ndarray]
+    """The columns of the table of clients: an array [clients] each, NaN where a client has no such score."""
     weights: dict[str, torch.Tensor]
     """The final global weights by parameter name."""
-    client_arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    """Of very many clients (`RunInfo.many`), instead of `clients`: what their rows would say, [clients] each."""
     masks: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """uint8, bit-packed: a client's last mask over the flat weights, perhaps read when it is asked for."""
+    """uint8, bit-packed: each client's last mask over the flat weights. It may be read only on access."""
     local_weights: dict[str, torch.Tensor] = field(default_factory=dict)
-    """With `save.local`: a client's packed local weights."""
+    """With `save.local`: each client's packed local weights."""
     client_states: Mapping[str, torch.Tensor] | None = None
-    """With `save.personal`: what clients remember beside their masks, perhaps read when it is asked for."""
+    """With `save.personal`: the clients' stored states without their masks. They may be read only on access."""
     theory: list[TheoryRow] = field(default_factory=list)
     """With `theory.every`: the curves of Theorem 1."""
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Follows a run and writes it somewhere. Every call is in the run's own process and order.
+    """Follows a run and writes its records to one place. Every call is in the run's own process and in order.
 
-    A run that was broken off goes on with new trackers: what `state_dict` gave after the round that the run goes
-    on from is handed to `load_state_dict`, then `start` follows. What a tracker wrote of later rounds it must
-    take back or recognise, for these rounds are made again.
+    A resumed run has new trackers. At `start` the tables of its folder have its completed rounds
+    (`RunInfo.completed`). Later rounds are run again: a tracker must remove or recognise its records of them.
     """
 
-    def state_dict(self) -> dict[str, Any]:
-        """What it has to remember across a break: plain values in dicts and lists, asked for after each round."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what another one of its kind remembered; {} where there was none."""
-
     def start(self, info: RunInfo) -> None:
-        """Before the first round of this process."""
+        """Called before the first round of this process."""
 
     def round(self, record: RoundRecord) -> None:
-        """After each round."""
+        """Called after each round."""
 
     def finish(self, result: RunResult) -> None:
-        """The run ended well; everything in its folder that trackers before this one write is there."""
+        """Called when the run ended well. The files of earlier trackers are complete."""
 
     def abort(self, status: str, reason: str) -> None:
-        """The run ended early: status is FAILED or KILLED."""
+        """Called when the run ended early. `status` is FAILED or KILLED."""

@@ -1,7 +1,7 @@
-"""The role of every setting: whether it decides the trained weights, only tests them, or neither.
+"""The role of every setting: it decides the trained weights, only tests them, or does neither.
 
-One table for all that depends on it: the config's hash, what a run may go on as (`resume`), the names of a sweep's
-jobs and what it skips, and which runs a report averages.
+This one table serves all that depends on the role: the config's hash, the check of `resume`, the names and skipped
+jobs of a sweep, and the runs that a report averages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Role(Enum):
-    """What a setting does to a run."""
+    """The effect of a setting on a run."""
 
     TRAINS = "decides the trained weights"
     TESTS = "repeats the run, or decides how its weights are tested and its costs counted"
@@ -70,7 +70,7 @@ ROLES = {
             *("name", "dry_run", "resume", "trusted_packages", "sweep"),
             *("checkpoint.every", "checkpoint.keep"),
             *("loggers", "logger"),
-            *("dataset.path", "dataset.system_path", "dataset.least_test_share", "partition.path"),
+            *("dataset.path", "dataset.least_test_share", "partition.path"),
             *("hardware", "hardware.name", "hardware.accelerator", "hardware.deterministic"),
             *("hardware.threads", "hardware.cores", "hardware.workers", "hardware.state_memory_gb"),
             "engine",
@@ -78,17 +78,17 @@ ROLES = {
         Role.NEITHER,
     ),
 }
-"""By dotted name. The name of a group of components speaks for all their options that are not named themselves, for
-the choice of one, and for those of plug-ins."""
+"""Roles by dotted name. The name of a group of components stands for all its options that are not listed, for the
+choice of one, and for those of plug-ins."""
 
 SINGLE = "single"
 """The name of a job that varies nothing."""
 
 
 def role_of(key: str) -> Role:
-    """The role of a setting by its dotted name, or of a group by the word that chooses in it (metric, logger).
+    """The role of a setting by its dotted name, or of a group by the word that chooses from it (metric, logger).
 
-    A name that the table lacks, as another version of fedspa may have written it, is taken to decide the weights.
+    A name that the table lacks, perhaps from another version of fedspa, counts as one that decides the weights.
     """
     while key:
         if key in ROLES:
@@ -109,5 +109,5 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def settings_that(config: Mapping[str, Any], *roles: Role) -> dict[str, Any]:
-    """Those values of a config, by dotted name, whose settings have one of these roles."""
+    """The values of a config, by dotted name, whose settings have one of these roles."""
     return {key: value for key, value in flat(config).items() if role_of(key) in roles}

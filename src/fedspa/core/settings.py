@@ -1,70 +1,88 @@
 """The typed part of the config: the sections that every run has, their defaults and their checks.
 
-Light on purpose (no torch): a mistake in here is answered within a second. The config groups (data set,
+This module does not import torch, so a mistake in a setting is reported within a second. The config groups (data set,
 model, method, mask, ...) are typed by the dataclass that their YAML names as `_target_`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 from fedspa.core.errors import UserError, check_choice, check_range, written
 
 
-@dataclass
-class FederationSettings:
-    """Who takes part: the paper samples 10 of 100 clients in each of 1000 rounds."""
+def limited(default: Any, *, choices: Sequence[str] = (), **limits: Any) -> Any:
+    """A setting with valid choices, or with limits as `check_range` takes them. null is allowed."""
+    return field(default=default, metadata={"choices": choices, "limits": limits})
 
-    clients: int = 100
-    clients_per_round: int = 10
-    rounds: int = 1000
-    wire: str | None = None
+
+@dataclass
+class Limited:
+    """A section of the config. It refuses values outside the limits of its settings."""
+
+    section: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            value, where = getattr(self, setting.name), f"{self.section}.{setting.name}".lstrip(".")
+            if value is None or not setting.metadata:
+                continue
+            if setting.metadata["choices"]:
+                check_choice(where, value, setting.metadata["choices"])
+            else:
+                check_range(where, value, **setting.metadata["limits"])
+
+
+@dataclass
+class FederationSettings(Limited):
+    """The clients and rounds. The paper samples 10 of 100 clients in each of 1000 rounds."""
+
+    section: ClassVar[str] = "federation"
+    clients: int = limited(100, low=1)
+    clients_per_round: int = limited(10, low=1)
+    rounds: int = limited(1000, low=1)
+    wire: str | None = limited(None, choices=("fp32", "fp16", "bf16"))
     """Type of the values on the wire: fp32, fp16 or bf16. All weights, updates and masks then really pass
     through the wire format and its bytes are counted; null hands them over as they are."""
 
     def __post_init__(self) -> None:
-        check_range("federation.clients", self.clients, low=1)
-        check_range("federation.rounds", self.rounds, low=1)
-        check_range("federation.clients_per_round", self.clients_per_round, low=1)
+        super().__post_init__()
         if self.clients_per_round > self.clients:
             raise UserError(
                 f"federation.clients_per_round={self.clients_per_round} is more than the "
                 f"federation.clients={self.clients} there are: it must be at most {self.clients}."
             )
-        if self.wire is not None:
-            check_choice("federation.wire", self.wire, ("fp32", "fp16", "bf16"))
 
 
 @dataclass
-class TrainingSettings:
+class TrainingSettings(Limited):
     """Local training of a client: SGD, as the paper's section 5.2 sets it, or another optimizer."""
 
-    epochs: int = 5
-    batch_size: int = 128
-    lr: float = 0.1
-    lr_decay: float = 0.998
+    section: ClassVar[str] = "training"
+    epochs: int = limited(5, low=1)
+    batch_size: int = limited(128, low=1)
+    lr: float = limited(0.1, low=0, low_open=True)
+    lr_decay: float = limited(0.998, low=0, high=1, low_open=True)
     """Factor on the learning rate after each round: lr x lr_decay^t, t from 0."""
     optimizer: str = "sgd"
     """sgd, adamw, or a class of torch.optim by its path (torch.optim.RMSprop); fresh at each client update. All but sgd
     need engine=eager."""
     optimizer_options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the optimizer, such as {betas: [0.9, 0.95]}."""
-    momentum: float = 0.0
-    weight_decay: float = 5e-4
-    proximal: float = 0.0
-    """mu of a proximal term that holds a client near the weights that it starts from (FedProx); 0: none."""
-    clip_norm: float | None = 10.0
+    momentum: float = limited(0.0, low=0, high=1, high_open=True)
+    weight_decay: float = limited(5e-4, low=0)
+    proximal: float = limited(0.0, low=0)
+    """mu of the proximal term that pulls a client's weights toward the weights it started from (FedProx); 0: none."""
+    clip_norm: float | None = limited(10.0, low=0, low_open=True)
     """Bound on the gradient's global norm, without the weight-decay term; null: no clipping."""
-    clip_scope: str = "all"
-    """Whose norm is clipped: that of the whole gradient (all) or of its active coordinates (active)."""
+    clip_scope: str = limited("all", choices=("all", "active"))
+    """The norm to clip: of the whole gradient (all), or of its active coordinates (active)."""
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        check_range("training.epochs", self.epochs, low=1)
-        check_range("training.batch_size", self.batch_size, low=1)
-        check_range("training.lr", self.lr, low=0, low_open=True)
-        check_range("training.lr_decay", self.lr_decay, low=0, high=1, low_open=True)
+        super().__post_init__()
         if self.optimizer not in ("sgd", "adamw") and not self.optimizer.startswith("torch.optim."):
             raise UserError(
                 f"training.optimizer={self.optimizer} is not known: valid are sgd, adamw, or the path of a class, "
@@ -74,12 +92,6 @@ class TrainingSettings:
             raise UserError(
                 "training.optimizer_options has no effect on training.optimizer=sgd: leave it out."
             )
-        check_range("training.momentum", self.momentum, low=0, high=1, high_open=True)
-        check_range("training.weight_decay", self.weight_decay, low=0)
-        check_range("training.proximal", self.proximal, low=0)
-        if self.clip_norm is not None:
-            check_range("training.clip_norm", self.clip_norm, low=0, low_open=True)
-        check_choice("training.clip_scope", self.clip_scope, ("all", "active"))
         if self.clip_norm is None and self.clip_scope != "all":
             raise UserError(
                 f"training.clip_scope={self.clip_scope} has no effect without training.clip_norm: set it, to 10 say."
@@ -90,41 +102,32 @@ class TrainingSettings:
         return self.lr * self.lr_decay**round
 
     def samples(self, rows: int, epochs: int | None = None) -> int:
-        """Samples that a client of so many rows trains on in `epochs` (default: all of a visit's)."""
+        """The samples that a client of so many rows trains on in `epochs` (default: those of a client update)."""
         kept = rows - rows % self.batch_size if self.drop_last else rows
         return kept * (self.epochs if epochs is None else epochs)
 
 
 @dataclass
-class EvalSettings:
-    """When and how the models are tested."""
+class EvalSettings(Limited):
+    """Settings of the tests of models."""
 
-    every: int = 1
+    section: ClassVar[str] = "eval"
+    every: int = limited(1, low=1)
     """Rounds between two tests of every client's global and personal model (the last round is always tested)."""
-    clients: int | None = None
-    """Clients whose global and personal models are tested, and finetuned: so many, drawn from the seed once and for
-    all; null: every client. Local models are tested at each visit in any case."""
-    batch_size: int = 500
-    final_rounds: int = 1
+    clients: int | None = limited(None, low=1)
+    """Clients whose global and personal models are tested, and finetuned. The seed draws them once for the whole run.
+    null: every client. Local models are tested at each client update in any case."""
+    batch_size: int = limited(500, low=1)
+    final_rounds: int = limited(1, low=1)
     """The final accuracy is the mean over this many last tested rounds; never the best on test data."""
-    weighting: str = "clients"
-    """What counts alike in a mean over clients, and in its spread: every client (clients), or every image that they are
-    tested on (images), so that a client with more of them counts more."""
+    weighting: str = limited("clients", choices=("clients", "images"))
+    """The weights of a mean over clients and of its spread: every client counts alike (clients), or every test image
+    does (images), so that a client with more of them counts more."""
     targets: list[float] = field(default_factory=list)
-    """Accuracies in percent: the summary says in which round each was first reached."""
-
-    def __post_init__(self) -> None:
-        check_range("eval.every", self.every, low=1)
-        if self.clients is not None:
-            check_range("eval.clients", self.clients, low=1)
-        check_range("eval.batch_size", self.batch_size, low=1)
-        check_range("eval.final_rounds", self.final_rounds, low=1)
-        check_choice("eval.weighting", self.weighting, ("clients", "images"))
-        for target in self.targets:
-            check_range("eval.targets", target, low=0, high=100)
+    """Accuracies in percent, or errors of a regression. The summary gives the round in which each was first reached."""
 
     def check_rounds(self, rounds: int) -> None:
-        """Raise `UserError` where a run of so many rounds tests fewer than the final accuracy is to be the mean of."""
+        """Raise `UserError` if a run of so many rounds has fewer tests than `final_rounds`."""
         tested = -(-rounds // self.every)
         if self.final_rounds > tested:
             raise UserError(
@@ -134,127 +137,108 @@ class EvalSettings:
 
 
 @dataclass
-class FinetuneSettings:
-    """After the last round: every client trains a copy of the final global model, where there is one."""
+class FinetuneSettings(Limited):
+    """Training after the last round: every client trains a copy of the final global model, if there is one."""
 
-    epochs: int = 0
-
-    def __post_init__(self) -> None:
-        check_range("finetune.epochs", self.epochs, low=0)
+    section: ClassVar[str] = "finetune"
+    epochs: int = limited(0, low=0)
 
 
 @dataclass
-class CostSettings:
-    """honest counts what really happens and travels; paper counts as the paper's tables do."""
+class CostSettings(Limited):
+    """Settings of the cost count: honest counts the real messages and steps; paper counts as the paper's tables do."""
 
-    convention: str = "honest"
-
-    def __post_init__(self) -> None:
-        check_choice("costs.convention", self.convention, ("honest", "paper"))
+    section: ClassVar[str] = "costs"
+    convention: str = limited("honest", choices=("honest", "paper"))
 
 
 @dataclass
-class TheorySettings:
+class TheorySettings(Limited):
     """The curves of the paper's Theorem 1; each point costs a gradient over the data of all clients, or of the
     tested ones with `eval.clients`."""
 
-    every: int = 0
+    section: ClassVar[str] = "theory"
+    every: int = limited(0, low=0)
     """Rounds between two points; 0: none. Only for methods with masks."""
-
-    def __post_init__(self) -> None:
-        check_range("theory.every", self.every, low=0)
 
 
 @dataclass
-class FaultSettings:
-    """Faults of a federation: simulated ones, drawn from the seed, and what is done about real ones.
+class FaultSettings(Limited):
+    """Faults of a federation: simulated ones, drawn from the seed, and the response to real ones.
 
-    By default no fault is simulated and no update is refused but one that is not finite, which ends the run.
+    By default no fault is simulated. Only an update that is not finite is refused, and it ends the run.
     """
 
-    dropout: float = 0.0
+    section: ClassVar[str] = "faults"
+    dropout: float = limited(0.0, low=0, high=1)
     """Chance that a sampled client never answers."""
-    straggler_spread: float = 0.0
-    """How unequally fast clients are: a visit takes (samples trained on) x exp(straggler_spread x N(0, 1))."""
-    deadline: float | None = None
-    """Updates that come later are not waited for: in multiples of the mean duration of the round's visits."""
-    loss: float = 0.0
+    straggler_spread: float = limited(0.0, low=0, high=10)
+    """The spread of the clients' speeds. An update takes (samples trained on) x exp(straggler_spread x N(0, 1))."""
+    deadline: float | None = limited(None, low=0, low_open=True)
+    """The time after which an update is late and left out, in multiples of the round's mean update duration."""
+    loss: float = limited(0.0, low=0, high=1)
     """Chance that a client's update never arrives."""
-    corruption: float = 0.0
+    corruption: float = limited(0.0, low=0, high=1)
     """Chance that bits of a client's update flip on the way; needs federation.wire."""
-    norm_bound: float | None = None
-    """Largest L2 norm of an update that the server takes as it is."""
-    norm_action: str = "reject"
-    """What it does with a larger one: reject it, or clip it (shorten it to the bound)."""
-    policy: str = "fail"
-    """What a client does to the run whose loss or weights are no longer finite: end it (fail), or be left out of the
-    round (skip)."""
-    max_skipped: int | None = None
-    """How many updates may be refused in a whole run, for not being finite or for their norm; one more ends the run.
+    norm_bound: float | None = limited(None, low=0, low_open=True)
+    """The largest L2 norm of an update that the server accepts unchanged."""
+    norm_action: str = limited("reject", choices=("reject", "clip"))
+    """The response to a larger update: reject it, or clip it (shorten it to the bound)."""
+    policy: str = limited("fail", choices=("fail", "skip"))
+    """The response to an update whose loss or weights are not finite: end the run (fail), or leave the client
+    out of the round (skip)."""
+    max_skipped: int | None = limited(None, low=0)
+    """The number of updates that a run may refuse, for not being finite or for their norm. One more ends the run.
     null: any number."""
 
     def __post_init__(self) -> None:
-        check_range("faults.dropout", self.dropout, low=0, high=1)
-        check_range("faults.straggler_spread", self.straggler_spread, low=0, high=10)
-        if self.deadline is not None:
-            check_range("faults.deadline", self.deadline, low=0, low_open=True)
-        elif self.straggler_spread:
+        super().__post_init__()
+        if self.straggler_spread and self.deadline is None:
             raise UserError(
                 f"faults.straggler_spread={self.straggler_spread} has no effect without faults.deadline: "
-                "set it to a multiple of the mean duration of a visit, such as 1.5."
+                "set it to a multiple of the mean duration of a client update, such as 1.5."
             )
-        check_range("faults.loss", self.loss, low=0, high=1)
-        check_range("faults.corruption", self.corruption, low=0, high=1)
-        if self.norm_bound is not None:
-            check_range("faults.norm_bound", self.norm_bound, low=0, low_open=True)
-        check_choice("faults.norm_action", self.norm_action, ("reject", "clip"))
-        check_choice("faults.policy", self.policy, ("fail", "skip"))
         if self.norm_bound is None and self.norm_action != "reject":
             raise UserError(
                 f"faults.norm_action={self.norm_action} has no effect without faults.norm_bound: set it, to 5 say."
             )
-        if self.max_skipped is not None:
-            check_range("faults.max_skipped", self.max_skipped, low=0)
-            if self.norm_bound is None and self.policy == "fail":
-                raise UserError(
-                    f"faults.max_skipped={self.max_skipped} has no effect, for no update is ever skipped: set "
-                    "faults.policy=skip or a faults.norm_bound."
-                )
+        if self.max_skipped is not None and self.norm_bound is None and self.policy == "fail":
+            raise UserError(
+                f"faults.max_skipped={self.max_skipped} has no effect, for no update is ever skipped: set "
+                "faults.policy=skip or a faults.norm_bound."
+            )
 
 
 @dataclass
-class SaveSettings:
-    """What a run keeps beyond its default files."""
+class SaveSettings(Limited):
+    """Files that a run keeps beyond its default ones."""
 
+    section: ClassVar[str] = "save"
     local: bool = False
-    """Keep the local weights of every visited client, packed."""
+    """Keep the local weights of every trained client, packed."""
     personal: bool = False
-    """Keep what every visited client remembers beside its mask, so that models can be exported that are made of it:
-    the personal ones of Ditto and of mask=rigl, and all with personal_layers."""
+    """Keep the state of every trained client. Personal models that need it can then be exported: those of Ditto and of
+    mask=rigl, and all with personal_layers."""
     upload_weights: bool = False
     """Send the weights and masks to the tracking store too, not only the small files."""
-    client_files: int = 10_000
-    """Up to so many clients each has a row in clients.csv, a line in partition.json and a column in partition.png;
-    of more there are arrays, and no picture."""
-
-    def __post_init__(self) -> None:
-        check_range("save.client_files", self.client_files, low=0)
+    client_files: int = limited(10_000, low=0)
+    """The largest number of clients that each get a row in clients.csv, a line in partition.json and a column in
+    partition.png. With more clients there are arrays and no picture."""
 
 
 @dataclass
-class CheckpointSettings:
-    """What a run that is broken off goes on from; see docs/reliability.md."""
+class CheckpointSettings(Limited):
+    """Checkpoints, from which an interrupted run resumes; see docs/reliability.md."""
 
-    every: int | None = None
-    """Rounds between two checkpoints; null: as often as writing them takes under 2 % of the time. One is written at
-    the start too, and where a run is preempted or fails."""
-    keep: int = 2
-    """How many of the newest stay until the run has ended well; 0: none is ever written."""
+    section: ClassVar[str] = "checkpoint"
+    every: int | None = limited(None, low=1)
+    """Rounds between two checkpoints; null: as often as writing them takes under 2 % of the time. A checkpoint is also
+    written at the start, and when a run is preempted or fails."""
+    keep: int = limited(2, low=0)
+    """The number of newest checkpoints to keep until the run has ended well; 0: none is ever written."""
 
     def __post_init__(self) -> None:
-        if self.every is not None:
-            check_range("checkpoint.every", self.every, low=1)
-        check_range("checkpoint.keep", self.keep, low=0)
+        super().__post_init__()
         if self.every is not None and not self.keep:
             raise UserError(
                 f"checkpoint.every={self.every} has no effect with checkpoint.keep=0, which writes none: set that to "
@@ -263,16 +247,16 @@ class CheckpointSettings:
 
 
 @dataclass
-class Config:
+class Config(Limited):
     """The whole config. The groups are filled by the YAML files of conf/."""
 
     name: str = "${dataset.name}-${method.name}-${mask.name}-s${used_sparsity:}-seed${seed}"
-    seed: int = 0
-    sparsity: float = 0.5
-    """Share of the parameters that are inactive, in [0, 1); ignored by dense methods."""
+    seed: int = limited(0, low=0)
+    sparsity: float = limited(0.5, low=0, high=1, high_open=True)
+    """The share of inactive parameters, in [0, 1). Dense methods ignore it."""
     personal_layers: Any = "none"
-    """Layers that every client keeps to itself: none, head, body, norm, or a list of these words and of patterns of
-    tensor names. They never travel, are not masked, and count for no sparsity."""
+    """Layers that stay with each client: none, head, body, norm, or a list of these words and of patterns of
+    tensor names. They never travel, are not masked, and do not count for the sparsity."""
     federation: FederationSettings = field(default_factory=FederationSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     eval: EvalSettings = field(default_factory=EvalSettings)
@@ -281,11 +265,11 @@ class Config:
     faults: FaultSettings = field(default_factory=FaultSettings)
     save: SaveSettings = field(default_factory=SaveSettings)
     dry_run: bool = False
-    """Say what the run would cost, and run nothing."""
+    """Print the cost of the run, and do not run it."""
     theory: TheorySettings = field(default_factory=TheorySettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     resume: str | None = None
-    """Go on with a run that was broken off: that in this folder, or with auto the newest of the same settings."""
+    """The folder of an interrupted run to resume; auto: the newest one with the same settings."""
     trusted_packages: list[str] = field(default_factory=list)
     """Packages beside fedspa whose classes a config may name as `_target_`."""
     dataset: dict[str, Any] = field(default_factory=dict)
@@ -301,21 +285,18 @@ class Config:
     engine: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_range("sparsity", self.sparsity, low=0, high=1, high_open=True)
-        check_range("seed", self.seed, low=0)
+        super().__post_init__()
+        if not self.name.strip():
+            raise UserError("name is empty: leave it out, or give the run a name.")
         _check_personal_layers(self.personal_layers)
 
 
 def _check_personal_layers(setting: Any) -> None:
     words = ("none", "head", "body", "norm")
-    if isinstance(setting, str):
-        if setting not in words:
-            raise UserError(
-                f"personal_layers={setting} is not known: valid are {', '.join(words)}, or a list of patterns of "
-                f"tensor names, such as [{setting}]."
-            )
-    elif not isinstance(setting, list) or not setting or not all(isinstance(word, str) for word in setting):
+    patterns = isinstance(setting, list) and setting and all(isinstance(word, str) for word in setting)
+    if not patterns and setting not in words:
+        example = setting if isinstance(setting, str) else "fc2.*"
         raise UserError(
             f"personal_layers={written(setting)} is not known: valid are {', '.join(words)}, or a list of patterns of "
-            "tensor names, such as [fc2.*]."
+            f"tensor names, such as [{example}]."
         )

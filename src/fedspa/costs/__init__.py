@@ -1,1 +1,1 @@
-"""What training costs: FLOPs and bytes, in exact integers."""
+"""Training costs: FLOPs and bytes, in exact integers."""

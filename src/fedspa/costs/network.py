@@ -1,8 +1,8 @@
-"""What a network costs in FLOPs and bytes, in closed form and in exact integers.
+"""The costs of a network in FLOPs and bytes, in closed form and in exact integers.
 
 Forward FLOPs of one sample are the sum over convolutions and linear layers of (2 x active weights + active
 biases) x output positions; norms, activations, poolings, sums and the lookups of embeddings are free. Training costs
-three times the forward pass. A parameter travels as 4 bytes. This gives the paper's tables to the printed digit.
+three times the forward pass. A parameter travels as 4 bytes. The paper's tables follow from this to the printed digit.
 
 Other layers with parameters, such as attention and recurrent ones, cannot be counted: then all FLOPs are None.
 """
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fedspa.core.errors import check_choice
-from fedspa.core.records import times
+from fedspa.core.records import plus, times
 from fedspa.core.weights import ParameterSpace
 
 Counted: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
@@ -26,11 +26,11 @@ FREE = (
     *(nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.PReLU, nn.modules.batchnorm._NormBase),
     *(nn.Embedding, nn.EmbeddingBag),
 )
-"""Layers with parameters whose work is left out, as the paper leaves it out. An embedding reads rows of its table: it
-multiplies nothing."""
+"""Layers with parameters that cost no FLOPs, as in the paper.
+An embedding only reads rows of its table."""
 
 TRAINING_FACTOR = 3
-"""Forward and backward pass in forward passes."""
+"""The cost of a forward and a backward pass, in forward passes."""
 VALUE_BYTES = 4
 
 
@@ -40,19 +40,19 @@ class NetworkCosts:
     order of `ParameterSpace`; None stands for the dense network."""
 
     sizes: tuple[int, ...]
-    """Length of each tensor that travels: of the parameters, then of BatchNorm's running statistics (see
+    """The length of each tensor that travels: the parameters, then BatchNorm's running statistics (see
     `ParameterSpace.shared`)."""
     flops_per_active: tuple[int, ...]
-    """Forward FLOPs a sample that one active parameter of each tensor causes."""
+    """The forward FLOPs of one sample for one active parameter of each tensor."""
     convention: str = "honest"
-    """honest counts what really travels; paper leaves masks out."""
+    """honest counts all values and masks that travel; paper leaves masks out."""
 
     personal_flops: tuple[int, ...] = ()
-    """Forward FLOPs a sample of each parameter tensor that stays with each client, and is dense."""
+    """The forward FLOPs of one sample for each personal parameter tensor. Personal tensors are dense."""
     statistics: int = 0
-    """How many values are running statistics: they travel as parameters do, and no mask reaches them."""
+    """The number of values in running statistics. They travel as parameters do, and are never masked."""
     uncounted: tuple[str, ...] = ()
-    """The layers whose FLOPs cannot be counted, by path and kind. Where there are any, all FLOPs are None."""
+    """The layers whose FLOPs cannot be counted, by path and kind. If there are any, all FLOPs are None."""
 
     def __post_init__(self) -> None:
         check_choice("costs.convention", self.convention, ("honest", "paper"))
@@ -65,10 +65,10 @@ class NetworkCosts:
         convention: str = "honest",
         input_dtype: torch.dtype | None = None,
     ) -> NetworkCosts:
-        """Measure a network by one forward pass of a copy (the network itself stays untouched).
+        """Measure a network by one forward pass of a copy. The network itself does not change.
 
-        `input_shape` and `input_dtype` are those of one sample, such as channels, height, width; the dtype is that of
-        the weights unless given. Only layers are seen: products made by bare functions are not counted.
+        `input_shape` and `input_dtype` describe one sample, such as channels, height, width. The default dtype is
+        that of the weights. Only layers are counted: products of plain functions are not.
         """
         space = ParameterSpace.of(network).shared
         by_name, uncounted = _flops_per_active(network, input_shape, input_dtype)
@@ -83,33 +83,47 @@ class NetworkCosts:
 
     @property
     def remark(self) -> str:
-        """The warning that FLOPs are not counted; "" where they are."""
+        """The warning that FLOPs are not counted; "" if they are."""
         if not self.uncounted:
             return ""
         return f"FLOPs stay blank, because these layers cannot be counted: {', '.join(self.uncounted)}"
 
     def forward_flops(self, active: Sequence[int] | None = None) -> int | None:
-        """FLOPs of the forward pass of one sample."""
+        """The FLOPs of the forward pass of one sample."""
         if self.uncounted:
             return None
         counts = self.sizes if active is None else active
         shared = sum(flops * count for flops, count in zip(self.flops_per_active, counts, strict=True))
         return shared + sum(self.personal_flops)
 
-    def training_flops(self, active: Sequence[int] | None, samples: int) -> int | None:
-        """FLOPs of training on so many samples (epochs x rows)."""
-        return times(self.forward_flops(active), TRAINING_FACTOR * samples)
+    def training_flops(
+        self,
+        active: Sequence[int] | None,
+        samples: int,
+        forward: Sequence[int] | None = None,
+        further_passes: int = 0,
+    ) -> int | None:
+        """The FLOPs of training on so many samples (epochs x rows).
+
+        Args:
+            forward: active parameters in the forward pass and in the gradient of its inputs, if they are fewer than
+                those with a gradient of their own.
+            further_passes: forward passes for each sample beside those of plain training.
+        """
+        forward_passes = TRAINING_FACTOR - 1 + further_passes
+        passes = times(self.forward_flops(active if forward is None else forward), forward_passes * samples)
+        return plus(passes, times(self.forward_flops(active), samples))
 
     def search_flops(self, samples: int) -> int | None:
-        """FLOPs of one mask search: the dense gradient of so many samples, at dense cost as in the paper."""
+        """The FLOPs of one mask search: the dense gradient of so many samples, at dense cost as in the paper."""
         return self.training_flops(None, samples)
 
     def value_bytes(self, active: Sequence[int] | None = None) -> int:
-        """Bytes of the active values, one way."""
+        """The bytes of the active values, one way."""
         return VALUE_BYTES * sum(self.sizes if active is None else active)
 
     def mask_bytes(self, active: Sequence[int]) -> int:
-        """Bytes of a mask, one way: a bit for each parameter of the tensors neither full nor empty."""
+        """The bytes of a mask, one way: a bit for each parameter of the tensors neither full nor empty."""
         if self.convention == "paper":
             return 0
         bits = sum(size for size, count in zip(self.sizes, active, strict=True) if 0 < count < size)
@@ -119,9 +133,11 @@ class NetworkCosts:
 def _flops_per_active(
     network: nn.Module, input_shape: tuple[int, ...], input_dtype: torch.dtype | None
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """By name: twice the output positions for a weight, once for a bias, summed over the uses of a shared tensor; and
-    the layers that cannot be counted."""
-    probe = copy.deepcopy(network).eval()  # hooks and mode die with the copy
+    """The forward FLOPs of one active parameter by tensor name, and the layers that cannot be counted.
+
+    A weight costs twice the output positions, and a bias once. The uses of a shared tensor are added up.
+    """
+    probe = copy.deepcopy(network).eval()  # hooks and mode do not reach the network itself
     names = {id(parameter): name for name, parameter in probe.named_parameters()}
     flops = dict.fromkeys(names.values(), 0)
     uncounted: dict[nn.Module, str] = {}
@@ -137,7 +153,7 @@ def _flops_per_active(
         if any(True for _ in layer.parameters(recurse=False)) and not isinstance(layer, FREE):
             uncounted[layer] = f"{path or 'the model itself'} ({type(layer).__name__})"
         if isinstance(layer, Counted):
-            layer.register_forward_hook(charge)  # one that is never called as a layer stays uncounted
+            layer.register_forward_hook(charge)  # a layer that is never called stays uncounted
     weight = next(probe.parameters())
     with torch.no_grad():
         probe(torch.zeros(1, *input_shape, dtype=input_dtype or weight.dtype, device=weight.device))

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 
 from fedspa.core.errors import UserError
+from fedspa.core.transfers import sent
 
 IGNORED = -100
 """The class of an example that only fills up a batch; torch's cross-entropy leaves it out. Where targets are numbers,
@@ -110,7 +111,7 @@ class Examples(ABC):
 
     def in_order(self, rows: torch.Tensor, batch_size: int) -> Iterator[Batch]:
         """The rows (int64 [n]) as they come, without augmentation: for evaluation."""
-        for part in rows.to(self.device).split(batch_size):
+        for part in sent(rows, self.device).split(batch_size):
             yield self.batch(part, None)
 
 

@@ -1,106 +1,131 @@
-"""Images from the Hugging Face hub by name, or from a folder of Parquet files in the hub's layout."""
+"""Data sets of the Hugging Face hub by name: found, downloaded once, and pinned to a revision.
+
+Both caches are the libraries' own: the files in HF_HUB_CACHE, the tables made of them in HF_DATASETS_CACHE (both lie
+in HF_HOME). A revision that was read once needs no network any more.
+"""
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
+from fedspa.core.errors import UserError, brief, nearest
 
-from fedspa.core.errors import UserError, brief, check_choice
-from fedspa.data.image_set import ImageSet
-from fedspa.data.parquet import ROWS_AT_ONCE, Shard, decode_shard, folder_shards
-from fedspa.data.source import ImageSource
+if TYPE_CHECKING:
+    import datasets
+
+COMMIT = re.compile("[0-9a-f]{40}")
 
 
-@dataclass(kw_only=True)
-class HubImages(ImageSource):
-    """With `path`, a folder read by pyarrow and Pillow alone; without, a download by `datasets`."""
+@lru_cache
+def commit_of(name: str, revision: str | None, origin: str) -> str:
+    """The commit that a revision of a data set stands for; out of the hub's reach, the one it last stood for.
 
-    hub: str
-    """The data set's name on the hub, as uoft-cs/cifar10."""
-    image: str = "image"
-    """The column of the images."""
-    label: str = "label"
-    path: str | None = None
-    """A folder that holds train*.parquet and test*.parquet (see `fedspa.data.parquet`)."""
-    transpose: bool = False
-    """Swap rows and columns of every image: EMNIST is published lying on its side."""
-    label_offset: int | None = 0
-    """Subtracted from every label. null: told from the labels, 1 if they run from 1 to `classes`, else 0."""
+    Asked once in a process, so that all jobs of a sweep have the same one. Raises `UserError` where there is no such
+    data set or revision, or it may not be seen.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub import errors as hub
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("dataset.channels", str(self.channels), ("1", "3"))
+    # The libraries print what goes wrong by themselves, and each request besides: it is to be said once.
+    for library in ("huggingface_hub", "datasets"):
+        logging.getLogger(library).propagate = False
+    for library in ("httpx", "httpx2"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+    logging.getLogger("huggingface_hub.repocard").setLevel(logging.ERROR)  # many data sets have no metadata
+    if COMMIT.fullmatch(revision or ""):
+        return str(revision)
+    reasons: dict[type[Exception], str] = {
+        hub.GatedRepoError: f"{origin} is gated: ask for access on its page of the hub, and log in with hf auth login "
+        "or HF_TOKEN.",
+        hub.RevisionNotFoundError: f"dataset.revision={revision} is no branch, tag or commit of {name}.",
+        hub.RepositoryNotFoundError: f"{origin} is no data set of the hub that you may see (private ones need hf auth "
+        "login or HF_TOKEN).",
+        hub.HFValidationError: f"{origin} is no name on the hub: it must be <organisation/name>, such as "
+        "ylecun/mnist.",
+    }
+    try:
+        return str(HfApi().resolve_revision(name, repo_type="dataset", revision=revision).resolved)
+    except Exception as error:
+        known = (sentence for kind, sentence in reasons.items() if isinstance(error, kind))
+        other = (
+            f"{origin} is not in the cache, and the hub cannot be reached ({_reason(error)}): check the network, or "
+            "HF_HUB_OFFLINE, or set dataset.path to a folder with its files."
+        )
+        raise UserError(next(known, other)) from error
 
-    def read(self, split: str) -> ImageSet:
-        shards = self._folder(split) if self.path else [self._download(split)]
-        rows = self.rows_to_read(split, sum(shard.rows for shard in shards), self.origin)
-        pixels = np.empty((rows, self.image_size, self.image_size, self.channels), dtype=np.uint8)
-        labels = np.empty(rows, dtype=np.int64)
-        starts = list(itertools.accumulate((shard.rows for shard in shards), initial=0))
-        for shard, first in zip(shards, starts, strict=False):
-            part = slice(first, first + shard.rows)  # the last one is cut where the arrays end
-            decode_shard(shard, self.image, self.label, pixels[part], labels[part])
 
-        def place(row: int) -> str:
-            shard = bisect.bisect_right(starts, row) - 1
-            return f"{shards[shard].where}, row {row - starts[shard]} (from 0)"
+def open_tables(name: str, subset: str | None, commit: str, origin: str) -> dict[str, datasets.Dataset]:
+    """The splits by name. Raises `UserError` where they cannot be had."""
+    found = builder(name, subset, commit, origin)
+    try:
+        found.download_and_prepare()
+        return dict(found.as_dataset())
+    except Exception as error:  # the network, the hub and the disk fail in many ways
+        raise UserError(
+            f"{origin} cannot be downloaded ({_reason(error)}): whole files stay, and the same command goes on "
+            "with the others."
+        ) from error
 
-        return self.image_set(pixels, labels, place)
 
-    def image_set(self, pixels: np.ndarray, labels: np.ndarray, place: Callable[[int], str]) -> ImageSet:
-        """An image set of pixels uint8 [N, H, W, C] and labels int64 [N] as they are published.
+@lru_cache
+def builder(name: str, subset: str | None, commit: str, origin: str) -> datasets.DatasetBuilder:
+    """What reads a revision: from the cache where that has it, else through the network.
 
-        Raises `UserError` for a label out of range; `place` says where a row lies.
-        """
-        offset = self._offset(labels)
-        if len(bad := np.flatnonzero((labels < offset) | (labels >= offset + self.classes))):
-            raise UserError(
-                f"{place(bad[0])}: the label {labels[bad[0]]} is out of range: with dataset.classes={self.classes} "
-                f"and dataset.label_offset={offset} it must be {offset} to {offset + self.classes - 1}."
-            )
-        if self.transpose:
-            pixels = np.ascontiguousarray(pixels.transpose(0, 2, 1, 3))
-        return ImageSet(torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.from_numpy(labels - offset))
+    Raises `UserError` where it cannot be had, or has no such subset.
+    """
+    from datasets import get_dataset_config_names, load_dataset_builder
+    from datasets.packaged_modules.cache.cache import Cache
 
-    @property
-    def origin(self) -> str:
-        """The setting that says where the images come from, for error sentences."""
-        return f"dataset.path={self.path}" if self.path else f"dataset.hub={self.hub}"
+    kept = _cached_subsets(name, commit)
 
-    def _offset(self, labels: np.ndarray) -> int:
-        if self.label_offset is not None:
-            return self.label_offset
-        low, high = int(labels.min()), int(labels.max())
-        if low >= 1 and high < self.classes:
-            raise UserError(
-                f"dataset.label_offset=null cannot tell from labels {low} to {high} whether the "
-                f"dataset.classes={self.classes} are counted from 0 or from 1: set it to 0 or 1."
-            )
-        return 1 if low >= 1 and high == self.classes else 0
+    def from_cache(subset: str) -> datasets.DatasetBuilder:
+        short = name.rpartition("/")[2]
+        return Cache(dataset_name=short, repo_id=name, config_name=subset, version=kept[subset], hash=commit)
 
-    def _folder(self, split: str) -> list[Shard]:
-        pixels = self.image_size**2 * self.channels
-        return folder_shards(Path(self.path or "").expanduser(), split, [self.image, self.label], pixels)
-
-    def _download(self, split: str) -> Shard:
-        from datasets import load_dataset
-
-        logging.getLogger(
-            "huggingface_hub"
-        ).propagate = False  # it prints itself: else each retry is told twice
-
+    if subset in kept:
+        return from_cache(str(subset))
+    problem: Exception | None = None
+    try:
+        found = load_dataset_builder(name, subset, revision=commit)
+        if found.hash == commit:
+            return found
+    except Exception as error:  # as above
+        problem = error
+    if subset is None and len(kept) == 1:  # out of reach, but here is what the network would give
+        return from_cache(next(iter(kept)))
+    if isinstance(problem, ValueError):
         try:
-            data = load_dataset(self.hub, split=split).with_format("arrow")
-        except Exception as error:  # the network, the hub and the disk fail in many ways
-            raise UserError(
-                f"dataset.hub={self.hub} cannot be downloaded ({brief(error)}): check the name and the "
-                f"network, or set dataset.path to a folder with its Parquet files."
-            ) from error
-        return Shard(self.origin, len(data), data.features.arrow_schema, data.iter(ROWS_AT_ONCE))
+            valid = get_dataset_config_names(name, revision=commit)
+        except Exception:  # then the first reason is the one to tell
+            valid = [subset or ""]
+        if subset is None:
+            raise UserError(f"{origin} has several subsets: set dataset.subset to one of {', '.join(valid)}.")
+        if subset not in valid:
+            raise UserError(f"dataset.subset={subset} is no subset of {origin}: {nearest(subset, valid)}.")
+    raise UserError(
+        f"{origin} cannot be had in revision {commit}{f' ({_reason(problem)})' if problem else ''}: it is not in the "
+        "cache, and the hub does not give it."
+    ) from problem
+
+
+def _cached_subsets(name: str, commit: str) -> dict[str, str]:
+    """The version of each subset of a data set in this revision that was read before."""
+    from datasets import config
+    from datasets.naming import camelcase_to_snakecase
+
+    organisation, _, rest = name.rpartition("/")
+    folder = "___".join([*filter(None, [organisation]), camelcase_to_snakecase(rest)])
+    found = Path(config.HF_DATASETS_CACHE).expanduser().glob(f"{folder}/*/*/{commit}/dataset_info.json")
+    return {file.parts[-4]: file.parts[-3] for file in found}
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong at the bottom: the libraries wrap it in sentences of their own."""
+    cause: Any = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return brief(cause)

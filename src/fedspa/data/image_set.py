@@ -37,7 +37,15 @@ class ImageSet:
     images: torch.Tensor
     labels: torch.Tensor
     groups: np.ndarray | None = None
-    """What natural partitions go by, such as the writer of each image: str [N], where the source knows it."""
+    """The value by which natural partitions deal, such as the writer: str [N]. None where the source has none."""
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        return self.images
+
+    @property
+    def targets(self) -> torch.Tensor:
+        return self.labels

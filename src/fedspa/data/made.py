@@ -17,19 +17,19 @@ from fedspa.data.examples import Batch
 from fedspa.data.image_set import Augmentation, ImageSet
 
 KEPT = 4
-"""Clients whose images are kept: a visit asks for the same ones in every batch."""
+"""Clients whose images are kept: a client update asks for the same ones in every batch."""
 
 
 @dataclass(frozen=True)
 class MadeImages:
-    """The images of `clients` clients, `each` of them uint8 [each, C, side, side], made by `make`."""
+    """The images of `clients` clients, `each` of them uint8 [each, *shape], made by `make`."""
 
     make: Callable[[int], ImageSet]
     """The images of a client: a pure function of its number."""
     clients: int
     each: int
-    channels: int
-    side: int
+    shape: tuple[int, ...]
+    """Channels, height, width."""
 
     def __len__(self) -> int:
         return self.clients * self.each
@@ -67,11 +67,10 @@ class MadePixels(Pixels):
         device: torch.device | str,
         dtype: torch.dtype,
     ) -> None:
-        empty = ImageSet(
-            torch.empty(0, images.channels, images.side, images.side, dtype=torch.uint8),
-            torch.empty(0, dtype=torch.int64),
+        empty = torch.empty(0, *images.shape, dtype=torch.uint8)
+        super().__init__(
+            ImageSet(empty, torch.empty(0, dtype=torch.int64)), mean, std, augmentation, device, dtype
         )
-        super().__init__(empty, mean, std, augmentation, device, dtype)
         self._made = images
 
         def client(number: int) -> Pixels:

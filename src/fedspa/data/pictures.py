@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedspa.core.errors import brief
+from fedspa.core.errors import brief, written
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -17,13 +17,14 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 """Of Pillow's formats those that hold images and nothing else: to read an EPS, it would run another program."""
 
 CHANNELS = {"grey": 1, "rgb": 3, "rgba": 4}
-"""What a data set can be turned into, and how many channels that has."""
+"""The colours that a data set can be turned into, with their numbers of channels."""
 GREY = ("1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 """Pillow's modes of more than 8 bits a channel."""
 ORIENTATION = 0x0112
 """The tag of EXIF that says how a picture is to be turned."""
+LYING = (5, 6, 7, 8)
 RESIZES = ("crop", "pad", "stretch")
 
 
@@ -33,12 +34,13 @@ class BadPicture(Exception):
 
 @dataclass(frozen=True)
 class Fit:
-    """How images become arrays uint8 [side, side, channels]. Only what is asked for may lose anything."""
+    """The way from images to arrays uint8 [height, width, channels]. Only what is asked for may lose anything."""
 
-    side: int
+    height: int
+    width: int
     channels: int
     resize: str | None = None
-    """crop (the middle square), pad (with black) or stretch to the size; null: every image has it already."""
+    """crop (the middle part), pad (with black) or stretch to the size; null: every image has it already."""
     colour: str | None = None
     """grey, rgb or rgba: turned into it. null: as the images are; only grey ones are spread over three channels."""
     background: int | None = None
@@ -46,32 +48,32 @@ class Fit:
     white: int | None = None
     """The value of images of more than 8 bits a channel that becomes 255; null: there are none."""
 
-    def pixels(self, picture: Image) -> np.ndarray:
-        """The pixels uint8 [side, side, channels] of an open picture. Raises `BadPicture`."""
+    def pixels(self, encoded: bytes | None) -> np.ndarray:
+        """The pixels uint8 [height, width, channels] of an encoded picture. Raises `BadPicture`."""
         from PIL import Image, ImageOps
 
-        square = (self.side, self.side)
-        width, height = size_of(picture)
-        if self.resize is None and (width, height) != square:
+        picture = opened(encoded)
+        turned, wanted = orientation(picture), (self.width, self.height)
+        size = picture.size[::-1] if turned in LYING else picture.size
+        if self.resize is None and size != wanted:  # known from the header, before memory is taken
+            side = written(self.width if self.width == self.height else [self.height, self.width])
             raise BadPicture(
-                f"it is {width} x {height} pixels, dataset.image_size={self.side}: set dataset.resize to crop, pad or "
+                f"it is {size[0]} x {size[1]} pixels, dataset.image_size={side}: set dataset.resize to crop, pad or "
                 "stretch"
             )
         try:
-            picture = ImageOps.exif_transpose(picture)
+            if turned != 1:
+                picture = ImageOps.exif_transpose(picture)
             picture.load()
         except Exception as error:  # Pillow raises of many kinds on broken bytes
             raise BadPicture(brief(error)) from error
-        picture = self._coloured(picture)
-        if picture.size != square:
-            bilinear = Image.Resampling.BILINEAR
+        picture, bilinear = self._coloured(picture), Image.Resampling.BILINEAR
+        if picture.size != wanted:
             if self.resize == "stretch":
-                picture = picture.resize(square, bilinear)
-            elif self.resize == "pad":
-                picture = ImageOps.pad(picture, square, bilinear)
+                picture = picture.resize(wanted, bilinear)
             else:
-                picture = ImageOps.fit(picture, square, bilinear)
-        return np.asarray(picture).reshape(self.side, self.side, self.channels)
+                picture = (ImageOps.pad if self.resize == "pad" else ImageOps.fit)(picture, wanted, bilinear)
+        return np.asarray(picture).reshape(self.height, self.width, self.channels)
 
     def _coloured(self, picture: Image) -> Image:
         """The picture in mode L, RGB or RGBA, after the number of channels."""
@@ -79,8 +81,15 @@ class Fit:
 
         mode, channels = picture.mode, channels_of(picture)
         if mode in DEEP:
-            picture = self._shallow(picture)
-        if has_alpha(picture) and self.channels != CHANNELS["rgba"]:
+            if self.white is None:
+                raise BadPicture(
+                    f"its pixels have more than 8 bits (mode {mode}): set dataset.white to the value that is to become "
+                    "white, such as 65535"
+                )
+            values = np.asarray(picture).astype(np.float64) * (255 / self.white)
+            picture = Image.fromarray(np.rint(values.clip(0, 255)).astype(np.uint8), "L")
+        transparent = picture.mode in ALPHA or "transparency" in picture.info
+        if transparent and self.channels != CHANNELS["rgba"]:
             picture = picture.convert("RGBA")
             if np.asarray(picture.getchannel("A")).min() < 255:
                 if self.background is None:
@@ -94,19 +103,8 @@ class Fit:
             raise BadPicture(
                 f"its colour mode is {mode}, dataset.channels={self.channels}: set dataset.colour to rgb or grey"
             )
-        return picture.convert({1: "L", 3: "RGB", 4: "RGBA"}[self.channels])
-
-    def _shallow(self, picture: Image) -> Image:
-        """A picture of more than 8 bits in mode L."""
-        from PIL import Image
-
-        if self.white is None:
-            raise BadPicture(
-                f"its pixels have more than 8 bits (mode {picture.mode}): set dataset.white to the value that is to "
-                "become white, such as 65535"
-            )
-        values = np.asarray(picture).astype(np.float64) * (255 / self.white)
-        return Image.fromarray(np.rint(values.clip(0, 255)).astype(np.uint8), "L")
+        wanted = {1: "L", 3: "RGB", 4: "RGBA"}[self.channels]
+        return picture if picture.mode == wanted else picture.convert(wanted)
 
 
 def opened(encoded: bytes | None) -> Image:
@@ -121,21 +119,20 @@ def opened(encoded: bytes | None) -> Image:
         raise BadPicture(brief(error)) from error
 
 
-def size_of(picture: Image) -> tuple[int, int]:
-    """Width and height as a person sees it: some cameras write the picture lying, with a note to turn it.
+def orientation(picture: Image) -> int:
+    """How the picture is to be turned, as EXIF numbers it: 1 for not at all.
 
     Raises `BadPicture` where the bytes behind the header are broken.
     """
     try:
-        turned = picture.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
+        return int(picture.getexif().get(ORIENTATION, 1))
     except Exception as error:  # Pillow raises of many kinds on broken bytes
         raise BadPicture(brief(error)) from error
-    return picture.size[::-1] if turned else picture.size
 
 
-def has_alpha(picture: Image) -> bool:
-    """Whether any pixel may be transparent."""
-    return picture.mode in ALPHA or "transparency" in picture.info
+def size_of(picture: Image) -> tuple[int, int]:
+    """Width and height as a person sees it: some cameras write the picture lying, with a note to turn it."""
+    return picture.size[::-1] if orientation(picture) in LYING else picture.size
 
 
 def channels_of(picture: Image) -> int:

@@ -1,83 +1,84 @@
-"""What every source of images is: declared facts, and a `load` that holds the data to them.
+"""A source of data: facts that the config states, and a `load` that checks the data against them.
 
-The facts (classes, sizes, channels) stand in the config, so that costs, models and hashes need no data.
+The facts (sizes, shape, classes) stand in the config, so that costs, models and hashes need no data.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
-from fedspa.core.errors import UserError, check_choice, check_range
+from fedspa.core.errors import UserError, check_choice, check_range, written
+from fedspa.data.array_set import ArraySet
+from fedspa.data.batches import Pixels
+from fedspa.data.examples import Arrays, Examples
 from fedspa.data.image_set import Augmentation, ImageSet
-from fedspa.data.made import MadeImages
+from fedspa.data.made import MadeImages, MadePixels
 
 SPLITS = ("train", "test")
 ROWS_HASHED = 1024
-"""At once: in one layout, whatever that of the source is, and without a copy of all."""
+"""Images hashed at once: in one memory layout, and without a copy of all."""
 
 
 @dataclass(frozen=True)
-class ImageData:
+class Data:
     """A data set in memory, decoded once, or made on demand. Clients hold row numbers into it, never copies."""
 
-    train: ImageSet | MadeImages
-    test: ImageSet | MadeImages
+    train: ImageSet | ArraySet | MadeImages
+    test: ImageSet | ArraySet | MadeImages
     class_names: tuple[str, ...] = ()
-    """In the order of the labels, where the source knows them."""
-
-    @property
-    def train_labels(self) -> np.ndarray:
-        """The labels int64 [N] of a train split in memory."""
-        assert isinstance(self.train, ImageSet)
-        return self.train.labels.numpy()
+    """In the order of the labels; empty where the source has no names."""
 
     @cached_property
     def hash(self) -> str:
-        """16 hex digits of all pixels and labels in their order; "" of images that are made on demand."""
+        """16 hex digits of all inputs and targets in their order; "" of images that are made on demand."""
         digest = hashlib.blake2b(digest_size=8)
         for part in (self.train, self.test):
-            if not isinstance(part, ImageSet):
+            if isinstance(part, MadeImages):
                 return ""
-            digest.update(f"{list(part.images.shape)}".encode())
-            digest.update(part.labels.numpy().astype("<i8").tobytes())
-            for piece in part.images.split(ROWS_HASHED):
-                digest.update(piece.permute(0, 2, 3, 1).numpy().tobytes())
+            digest.update(f"{list(part.inputs.shape)}".encode())
+            digest.update(_bytes(part.targets))
+            for piece in part.inputs.split(ROWS_HASHED):
+                digest.update(_bytes(piece.permute(0, 2, 3, 1) if isinstance(part, ImageSet) else piece))
         return digest.hexdigest()
 
 
+def _bytes(tensor: torch.Tensor) -> bytes:
+    array = tensor.numpy()
+    return array.astype(array.dtype.newbyteorder("<")).tobytes()
+
+
 @dataclass(kw_only=True)
-class ImageSource(ABC):
-    """A labelled set of square images in a train and a test split."""
+class Source(ABC):
+    """Examples in a training and a test split. Without `read`, it states facts only."""
 
     name: str
     classes: int
-    channels: int
-    image_size: int
-    """Side of the square images, in pixels."""
+    """0 where the targets are numbers (a regression)."""
     train_size: int
     test_size: int
-    mean: list[float]
-    """Of each channel, for pixels in [0, 1]; a single value serves all channels."""
-    std: list[float]
-    augmentation: Augmentation = field(default_factory=Augmentation)
     train_rows: int | None = None
-    """Use only the first so many training images."""
+    """Use only so many training examples, the first ones."""
     test_rows: int | None = None
     val_fraction: float = 0.0
-    """Share of each client's own training rows that is held out for validation."""
+    """Share of each client's own training rows that is kept apart for validation."""
     client_test_images: int = 100
-    """Test images of a client, drawn with its own label shares."""
+    """Test examples of a client, drawn with its own label shares."""
     client_test_rounding: str = "exact"
     """exact: that many, by largest remainder. ceil: each class's share rounded up, as related code does."""
     least_test_share: float = 0.5
-    """Where the test split has too few images of a class for a client's label shares, it gets fewer test images than
+    """Where the test split has too few examples of a class for a client's label shares, it gets fewer than
     `client_test_images`: the run is refused where that is less than this share of them."""
+
+    things: ClassVar[str] = "examples"
+    """What the examples are, for sentences."""
 
     def __post_init__(self) -> None:
         self.check_settings()
@@ -92,16 +93,178 @@ class ImageSource(ABC):
 
     def check_facts(self) -> None:
         """Raise `UserError` for facts that cannot be, and for settings that do not go with them."""
-        check_range("dataset.classes", self.classes, low=2)
+        if not self.is_regression:
+            check_range("dataset.classes", self.classes, low=2)
+        for split, size, used in (
+            ("train", self.train_size, self.effective_train_size),
+            ("test", self.test_size, self.effective_test_size),
+        ):
+            check_range(f"dataset.{split}_size", size, low=1)
+            check_range(f"dataset.{split}_rows", used, low=1, high=size)
+
+    # ---- the shape of inputs and targets
+
+    @property
+    @abstractmethod
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one example, such as (channels, height, width)."""
+
+    @property
+    def input_dtype(self) -> torch.dtype | None:
+        """Of a network's inputs: int64 for tokens; None for floats, which have the dtype of the weights."""
+        return None
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that a network gives for an example: one for each class, or for each number of a target."""
+        return self.classes
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the targets are numbers, not classes."""
+        return False
+
+    @property
+    def shape_text(self) -> str:
+        """One example in words, for sentences."""
+        return f"examples of {' x '.join(map(str, self.input_shape))}"
+
+    @property
+    def model_facts(self) -> dict[str, Any]:
+        """What a model may ask for, by the names in `fedspa.models.arguments`."""
+        return {"input_shape": self.input_shape, "outputs": self.outputs}
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory of one example."""
+        return math.prod(self.input_shape) * (4 if self.input_dtype is None else 8)
+
+    def blank(self, count: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Inputs [count, *input_shape] of zeros; `dtype` is that of the floats, float32 if None."""
+        return torch.zeros(count, *self.input_shape, dtype=self.input_dtype or dtype)
+
+    def probe(self, count: int) -> ImageSet | ArraySet:
+        """`count` made-up examples of this shape, to measure how fast a network trains."""
+        targets = torch.zeros((count, self.outputs) if self.is_regression else count)
+        return ArraySet(self.blank(count), targets if self.is_regression else targets.long())
+
+    def normaliser(self) -> dict[str, list[float]]:
+        """mean and std of each channel, which an exported model applies itself; empty of other inputs than images."""
+        return {}
+
+    # ---- sizes
+
+    @property
+    def effective_train_size(self) -> int:
+        """Training examples in use: `train_size`, or what `train_rows` leaves of it."""
+        return self.train_size if self.train_rows is None else self.train_rows
+
+    @property
+    def effective_test_size(self) -> int:
+        """Test examples in use."""
+        return self.test_size if self.test_rows is None else self.test_rows
+
+    def rows_in_memory(self, *, copies: bool = True) -> int:
+        """Examples in the memory of a process, once they are loaded. copies: count those that preparing them makes."""
+        return self.effective_train_size + self.effective_test_size
+
+    # ---- the data
+
+    def described(self, group_by: str | None) -> Source:
+        """The same source with every fact stated, read from the data where the config left it open.
+
+        group_by: the column that the partition goes by. Raises `UserError` where the data cannot be had.
+        """
+        return self
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences on the data for the start of a run."""
+        return []
+
+    @abstractmethod
+    def read(self, split: str) -> ImageSet | ArraySet:
+        """The first `rows_to_read` examples of "train" or "test"; broken data raises `UserError`."""
+
+    def load(self) -> Data:
+        """Both splits, checked against the declared facts; a difference raises `UserError`."""
+        train, test = (self._checked(split, self.read(split)) for split in SPLITS)
+        return Data(train, test)
+
+    def examples(
+        self,
+        part: ImageSet | ArraySet | MadeImages,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        *,
+        augmented: bool = False,
+    ) -> Examples:
+        """A part of `load` on a device, floats of `dtype`; `augmented` as for training."""
+        assert isinstance(part, ArraySet)
+        return Arrays(part.inputs, part.targets, device, dtype)
+
+    def rows_to_read(self, split: str, found: int, where: str) -> int:
+        """How many of the `found` rows of a split are used; refused where they are not what is declared.
+
+        Without a row limit the split must have exactly its declared size, since costs and comparisons rest on
+        it. With one, the split may have any size that has so many rows. `where` says whose rows they are.
+        """
+        limit = self.train_rows if split == "train" else self.test_rows
+        declared = self.train_size if split == "train" else self.test_size
+        if limit is None and found != declared:
+            raise UserError(
+                f"{where} holds {found} {split} {self.things}, but dataset.{split}_size={declared} are declared: "
+                f"set dataset.{split}_size={found} to use all, or dataset.{split}_rows for the first ones."
+            )
+        if limit is not None and limit > found:
+            raise UserError(
+                f"dataset.{split}_rows={limit} is more than the {found} {split} {self.things} that {where} holds: "
+                f"it must be at most {found}."
+            )
+        return found if limit is None else limit
+
+    def _checked(self, split: str, data: ImageSet | ArraySet) -> ImageSet | ArraySet:
+        """The data itself. Raises `UserError` where it is not what the facts say."""
+        shape, wanted = tuple(data.inputs.shape[1:]), torch.uint8 if isinstance(data, ImageSet) else None
+        if shape != self.input_shape or len(data.inputs) != len(data.targets) or data.inputs.dtype != (
+            wanted or data.inputs.dtype
+        ):  # fmt: skip
+            raise UserError(
+                f"dataset={self.name} gives {split} {self.things} {data.inputs.dtype} {list(data.inputs.shape)}: they "
+                f"must be {wanted or 'numbers'} [{len(data.targets)}, {', '.join(map(str, self.input_shape))}]."
+            )
+        if self.is_regression:
+            return data
+        bad = torch.nonzero((data.targets < 0) | (data.targets >= self.classes))
+        if len(bad):
+            row = int(bad[0])
+            raise UserError(
+                f"dataset={self.name} has label {int(data.targets[row])} in row {row} (from 0) of its {split} "
+                f"split: with dataset.classes={self.classes} it must be 0 to {self.classes - 1}."
+            )
+        return data
+
+
+@dataclass(kw_only=True)
+class ImageSource(Source):
+    """Labelled images of one size."""
+
+    channels: int
+    image_size: Any
+    """Pixels: the side of square images, or [height, width]."""
+    mean: list[float]
+    """Of each channel, for pixels in [0, 1]; a single value serves all channels."""
+    std: list[float]
+    augmentation: Augmentation = field(default_factory=Augmentation)
+
+    things: ClassVar[str] = "images"
+
+    def check_facts(self) -> None:
+        super().check_facts()
         check_range("dataset.channels", self.channels, low=1)
-        check_range("dataset.image_size", self.image_size, low=1)
-        check_range("dataset.train_size", self.train_size, low=1)
-        check_range("dataset.test_size", self.test_size, low=1)
-        check_range("dataset.train_rows", self.effective_train_size, low=1, high=self.train_size)
-        check_range("dataset.test_rows", self.effective_test_size, low=1, high=self.test_size)
-        check_range(
-            "dataset.augmentation.crop_padding", self.augmentation.crop_padding, high=self.image_size - 1
-        )
+        side = min(self.sides)
+        check_range("dataset.image_size", side, low=1)
+        check_range("dataset.augmentation.crop_padding", self.augmentation.crop_padding, high=side - 1)
         for key, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, self.channels):
                 raise UserError(
@@ -112,78 +275,60 @@ class ImageSource(ABC):
             check_range("dataset.std", value, low=0, low_open=True)
 
     @property
-    def effective_train_size(self) -> int:
-        """Training images in use: `train_size`, or what `train_rows` leaves of it."""
-        return self.train_size if self.train_rows is None else self.train_rows
+    def sides(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return sides(self.image_size)
 
     @property
-    def effective_test_size(self) -> int:
-        """Test images in use."""
-        return self.test_size if self.test_rows is None else self.test_rows
+    def input_shape(self) -> tuple[int, ...]:
+        return (self.channels, *self.sides)
 
-    def described(self, group_by: str | None) -> ImageSource:
-        """The same source with every fact stated, read from the data where the config left it open.
+    @property
+    def shape_text(self) -> str:
+        return f"images of {' x '.join(map(str, self.input_shape))}"
 
-        group_by: the column that the partition goes by. Raises `UserError` where the data cannot be had.
-        """
-        return self
+    @property
+    def model_facts(self) -> dict[str, Any]:
+        height, width = self.sides
+        size = height if height == width else (height, width)
+        return super().model_facts | {"channels": self.channels, "image_size": size}
 
-    def images_in_memory(self, *, copies: bool = True) -> int:
-        """How many images a process holds, once they are loaded: random crops read training images from a copy."""
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.input_shape)
+
+    def probe(self, count: int) -> ImageSet:
+        pixels = torch.randint(256, (count, *self.input_shape), dtype=torch.uint8)
+        return ImageSet(pixels, torch.zeros(count, dtype=torch.int64))
+
+    def normaliser(self) -> dict[str, list[float]]:
+        return {"mean": list(self.mean), "std": list(self.std)}
+
+    def rows_in_memory(self, *, copies: bool = True) -> int:
+        """Random crops read training images from a copy."""
         train = self.effective_train_size * (2 if copies and self.augmentation.crop_padding else 1)
         return train + self.effective_test_size
 
-    @property
-    def image_bytes(self) -> int:
-        """Of one image."""
-        return self.channels * self.image_size**2
+    def examples(
+        self,
+        part: ImageSet | ArraySet | MadeImages,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        *,
+        augmented: bool = False,
+    ) -> Examples:
+        kind: Any = MadePixels if isinstance(part, MadeImages) else Pixels
+        augmentation = self.augmentation if augmented else Augmentation()
+        return kind(part, self.mean, self.std, augmentation, device, dtype)
 
-    @property
-    def remarks(self) -> list[str]:
-        """What a user should be told of the data when a run begins, a sentence each."""
-        return []
 
-    @abstractmethod
-    def read(self, split: str) -> ImageSet:
-        """The first `rows_to_read` images of "train" or "test"; broken data raises `UserError`."""
-
-    def load(self) -> ImageData:
-        """Both splits, checked against the declared facts; a difference raises `UserError`."""
-        train, test = (self._checked(split, self.read(split)) for split in SPLITS)
-        return ImageData(train, test)
-
-    def rows_to_read(self, split: str, found: int, where: str) -> int:
-        """How many of the `found` rows of a split are used; refused where they are not what is declared.
-
-        Without a row limit the split must have exactly its declared size, since costs and comparisons rest on
-        it. With one, the split may have any size that holds so many rows. `where` says whose rows they are.
-        """
-        limit = self.train_rows if split == "train" else self.test_rows
-        declared = self.train_size if split == "train" else self.test_size
-        if limit is None and found != declared:
-            raise UserError(
-                f"{where} holds {found} {split} images, but dataset.{split}_size={declared} are declared: "
-                f"set dataset.{split}_size={found} to use all, or dataset.{split}_rows for the first ones."
-            )
-        if limit is not None and limit > found:
-            raise UserError(
-                f"dataset.{split}_rows={limit} is more than the {found} {split} images that {where} holds: "
-                f"it must be at most {found}."
-            )
-        return found if limit is None else limit
-
-    def _checked(self, split: str, data: ImageSet) -> ImageSet:
-        facts = (self.channels, self.image_size, self.image_size)
-        if data.images.dtype != torch.uint8 or data.images.shape != (len(data.labels), *facts):
-            raise UserError(
-                f"dataset={self.name} gives {split} images {data.images.dtype} {list(data.images.shape)}: "
-                f"they must be uint8 [{len(data.labels)}, {', '.join(map(str, facts))}]."
-            )
-        bad = torch.nonzero((data.labels < 0) | (data.labels >= self.classes))
-        if len(bad):
-            row = int(bad[0])
-            raise UserError(
-                f"dataset={self.name} has label {int(data.labels[row])} in row {row} (from 0) of its {split} "
-                f"split: with dataset.classes={self.classes} it must be 0 to {self.classes - 1}."
-            )
-        return data
+def sides(image_size: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width, from one side or from both. Raises `UserError` for anything else."""
+    given = image_size if isinstance(image_size, list | tuple) else [image_size] * 2
+    if len(given) != 2 or any(type(side) is not int for side in given):
+        raise UserError(
+            f"dataset.image_size={written(image_size)} is no size: it must be the side of square images in pixels, "
+            "such as 32, or [height,width]."
+        )
+    height, width = given
+    return height, width  # type: ignore[return-value]

@@ -37,7 +37,7 @@ class SyntheticImages(ImageSource):
         """The class patterns, float [classes, C, H, W]: 4 x 4 grids of normal draws, stretched."""
         shape = (self.classes, self.channels, 4, 4)
         coarse = torch.randn(shape, generator=generator(self.data_seed, "synthetic_patterns"))
-        return torch.nn.functional.interpolate(coarse, size=self.image_size, mode="bilinear")
+        return torch.nn.functional.interpolate(coarse, size=self.sides, mode="bilinear")
 
     def draw(self, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """The images uint8 [n, C, H, W] of labels int64 [n] under standard normal noise [n, C, H, W]."""
@@ -46,7 +46,7 @@ class SyntheticImages(ImageSource):
     def read(self, split: str) -> ImageSet:
         total = self.train_size if split == "train" else self.test_size
         rows = self.rows_to_read(split, total, f"dataset={self.name}")
-        images = torch.empty(rows, self.channels, self.image_size, self.image_size, dtype=torch.uint8)
+        images = torch.empty(rows, *self.input_shape, dtype=torch.uint8)
         labels = torch.empty(rows, dtype=torch.int64)
         for piece, first in enumerate(range(0, rows, ROWS_AT_ONCE)):
             source = generator(self.data_seed, f"synthetic_{split}", round=piece)

@@ -11,7 +11,7 @@ from fedspa.core.errors import UserError, check_range
 from fedspa.core.randomness import generator, numpy_generator
 from fedspa.data.image_set import ImageSet
 from fedspa.data.made import MadeImages
-from fedspa.data.source import ImageData
+from fedspa.data.source import Data
 from fedspa.data.synthetic import SyntheticImages
 
 KEPT = 16
@@ -22,7 +22,7 @@ KEPT = 16
 class SyntheticClients(SyntheticImages):
     """Patterns and noise of `SyntheticImages`; each client draws its label shares from Dirichlet(gamma).
 
-    There is no list of images, rows or clients anywhere: a client costs nothing until it is visited or tested.
+    There is no list of images, rows or clients anywhere: a client costs nothing until it is trained or tested.
     """
 
     client_train_images: int = 50
@@ -41,7 +41,7 @@ class SyntheticClients(SyntheticImages):
                 f"dataset.client_test_images={self.client_test_images}: leave them to the YAML file."
             )
 
-    def images_in_memory(self, *, copies: bool = True) -> int:
+    def rows_in_memory(self, *, copies: bool = True) -> int:
         return 0
 
     @property
@@ -56,18 +56,18 @@ class SyntheticClients(SyntheticImages):
         )
         source = generator(self.data_seed, f"client_{split}", client=client)
         labels = torch.multinomial(torch.from_numpy(shares), count, replacement=True, generator=source)
-        noise = torch.randn((count, self.channels, self.image_size, self.image_size), generator=source)
+        noise = torch.randn((count, *self.input_shape), generator=source)
         return ImageSet(self.draw(labels, noise), labels)
 
-    def load(self) -> ImageData:
+    def load(self) -> Data:
         """Both splits, of which nothing is made yet."""
 
         def made(split: str) -> MadeImages:
             each = self.client_train_images if split == "train" else self.client_test_images
             make = lru_cache(KEPT)(lambda client: self.images_of(split, client))
-            return MadeImages(make, self.clients, each, self.channels, self.image_size)
+            return MadeImages(make, self.clients, each, self.input_shape)
 
-        return ImageData(made("train"), made("test"))
+        return Data(made("train"), made("test"))
 
     def read(self, split: str) -> ImageSet:
         """All images of a split at once, for federations that are small enough."""

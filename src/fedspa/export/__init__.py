@@ -1,1 +1,1 @@
-"""From a finished run to the file of one client's model, for programs that do not know fedspa."""
+"""Exports one client's model of a finished run to a file, for programs that do not know fedspa."""

@@ -1,4 +1,4 @@
-"""A client's model as a plain module, and what is to be said of it."""
+"""A client's model as a plain module, with the facts about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedspa.core.randomness import generator
 from fedspa.core.weights import ParameterSpace
+from fedspa.data.source import Source
 
 
 class Normalise(nn.Module):
@@ -19,7 +21,7 @@ class Normalise(nn.Module):
     std: torch.Tensor
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """One value for each channel, or one for all."""
+        """`mean` and `std`: one value for each channel, or one for all."""
         super().__init__()
         self.register_buffer("mean", torch.tensor(list(mean)).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(list(std)).view(1, -1, 1, 1))
@@ -28,26 +30,47 @@ class Normalise(nn.Module):
         return (pixels - self.mean) / self.std
 
 
+class Mixed(nn.Module):
+    """Two networks in one: alpha f(personal) + (1 - alpha) f(shared), where f are their outputs."""
+
+    def __init__(self, personal: nn.Module, shared: nn.Module, alpha: float) -> None:
+        super().__init__()
+        self.personal, self.shared, self.alpha = personal, shared, alpha
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.lerp(self.shared(inputs), self.personal(inputs), self.alpha)
+
+
 @dataclass(frozen=True, eq=False)
 class ClientModel:
-    """A model that is ready to be written."""
+    """A model that is ready to be written to a file."""
 
     module: nn.Sequential
-    """In evaluation: `normalise`, then the run's `network`. From pixels in [0, 1], float32 [B, C, H, W], to logits."""
+    """The model in evaluation mode: `normalise` (for images), then the run's `network`. It maps inputs to logits or
+    numbers.
+
+    Images are pixels in [0, 1], float32 [B, C, H, W]; features are standardised float32 [B, F]; tokens int64 [B, L].
+    """
     space: ParameterSpace
     active: tuple[int, ...]
-    """Of each tensor of the flat weights: how many values are active, running statistics included."""
+    """The number of active values of each tensor in the flat weights, with running statistics."""
     make: str
-    """Dotted path of what makes the network."""
+    """The dotted path of the network's maker."""
     arguments: dict[str, Any]
     batchnorm: str | None
-    image_shape: tuple[int, int, int]
-    """Channels, height, width."""
-    classes: int
+    source: Source
+    """The run's data source: shape and dtype of the inputs, and the normalisation of images."""
     class_names: tuple[str, ...]
-    """Empty where the run does not know them."""
-    mean: list[float]
-    std: list[float]
+    """Empty if the run does not know them."""
+    alpha: float | None = None
+    """For a mixture: the share of `network.personal`. The other network is `network.shared`."""
+
+    def inputs(self, count: int) -> torch.Tensor:
+        """Random inputs for a check of the model: [count, *input_shape]."""
+        drawn = torch.rand(count, *self.source.input_shape, generator=generator(0, "export_check"))
+        if self.source.input_dtype is None:
+            return drawn
+        return (drawn * self.source.model_facts["vocabulary"]).to(self.source.input_dtype)
 
     @property
     def parameters(self) -> int:
@@ -59,17 +82,17 @@ class ClientModel:
 
     @property
     def density(self) -> float:
-        """Share of the parameters that are active."""
+        """The share of the parameters that are active."""
         return self.active_parameters / self.parameters
 
     @property
     def dense_bytes(self) -> int:
-        """Of all values, running statistics included, 4 bytes each."""
+        """The bytes of all values, with running statistics, 4 bytes each."""
         return 4 * self.space.total
 
     @property
     def packed_bytes(self) -> int:
-        """Of the active values, and of a bit a value that says which they are; a dense model needs no bits."""
+        """The bytes of the active values and of one bit for each value; a dense model needs no bits."""
         if sum(self.active) == self.space.total:
             return self.dense_bytes
         return 4 * sum(self.active) + -(-self.space.total // 8)

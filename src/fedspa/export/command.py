@@ -1,19 +1,70 @@
-"""Writing one model of a run, and telling what was written."""
+"""The command line of export.py: chooses a run's model and its format."""
 
 from __future__ import annotations
 
-from fedspa.core.errors import UserError, brief
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedspa.core.errors import UserError, brief, check_choice
 from fedspa.core.files import write_whole
+from fedspa.core.key_values import key_values
 from fedspa.core.paths import project_root
-from fedspa.export.client_model import ClientModel
-from fedspa.export.formats import FORMATS, require_onnx
-from fedspa.export.options import Options
 from fedspa.export.runs import run_folder
-from fedspa.export.stored_run import StoredRun
+
+if TYPE_CHECKING:
+    from fedspa.export.client_model import ClientModel
+
+KEYS = ("run", "client", "format", "model", "out")
+MODELS = ("personal", "local", "global")
+SUFFIXES = {"torch": ".pt2", "safetensors": ".safetensors", "onnx": ".onnx"}
+"""The ending of the file's name, by format."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The chosen model and its format."""
+
+    run: str
+    client: int | None
+    """None only for a global model that all clients share."""
+    format: str
+    model: str = "personal"
+    out: Path | None = None
+
+    @property
+    def file_name(self) -> str:
+        """The file's name if `out` is not given."""
+        whose = "" if self.client is None else f"client{self.client}-"
+        return f"{whose}{self.model}{SUFFIXES[self.format]}"
+
+
+def parse(arguments: list[str]) -> Options:
+    """Read `key=value` arguments. Raises `UserError` for the first mistake."""
+    given = key_values(arguments, KEYS)
+    if "run" not in given:
+        raise UserError("Say which run the model is of: run=<a run's folder, or its id in MLflow>.")
+    if "format" not in given:
+        raise UserError(f"Say how to write the model: format={', '.join(SUFFIXES)}.")
+    kind, model = given["format"], given.get("model", "personal")
+    check_choice("format", kind, SUFFIXES)
+    check_choice("model", model, MODELS)
+    client, out = given.get("client"), Path(given["out"]) if "out" in given else None
+    if client is None and model != "global":
+        raise UserError(f"Say whose model={model} to write: client=<number, from 0>.")
+    if client is not None and not (client.isascii() and client.isdigit()):
+        raise UserError(f"client={client} is not a client's number: they are counted from 0.")
+    if out and out.suffix != (suffix := SUFFIXES[kind]):
+        raise UserError(f"out={out} does not end as files of format={kind} do: name it {out.stem}{suffix}.")
+    return Options(given["run"], None if client is None else int(client), kind, model, out)
 
 
 def export(options: Options) -> list[str]:
-    """Write the model; returns what there is to say of it, in lines. Raises `UserError`."""
+    """Write the model; returns lines for the user. Raises `UserError`."""
+    # Imported here because they load torch, which takes seconds: a mistake is reported before.
+    from fedspa.export.formats import FORMATS, require_onnx
+    from fedspa.export.stored_run import StoredRun
+
     if options.format == "onnx":
         require_onnx()
     folder = run_folder(options.run)
@@ -36,11 +87,21 @@ def export(options: Options) -> list[str]:
 
 
 def _facts(model: ClientModel) -> list[str]:
-    channels, height, width = model.image_shape
-    mean, std = (", ".join(f"{value:g}" for value in values) for values in (model.mean, model.std))
+    source = model.source
+    shape = f"[batch, {', '.join(map(str, source.input_shape))}]"
+    values = {name: ", ".join(f"{value:g}" for value in each) for name, each in source.normaliser().items()}
+    if values:
+        how = f"(mean {values['mean']}; std {values['std']})"
+        takes = f"pixels in [0, 1], float32 {shape}, and normalises them itself {how}"
+    else:
+        takes = f"{'standardised inputs, float32' if source.input_dtype is None else 'tokens, int64'} {shape}"
+    gives = (
+        f"{source.outputs} standardised numbers"
+        if source.is_regression
+        else f"logits of {source.classes} classes"
+    )
     return [
-        f"Takes pixels in [0, 1], float32 [batch, {channels}, {height}, {width}], and normalises them itself "
-        f"(mean {mean}; std {std}); gives logits of {model.classes} classes",
+        f"Takes {takes}; gives {gives}",
         f"Active: {model.active_parameters:,} of {model.parameters:,} parameters, density {model.density:.4g}",
         f"Weights: {model.dense_bytes:,} bytes dense; {model.packed_bytes:,} packed"
         + (

@@ -1,4 +1,4 @@
-"""The bytes of a model in each format."""
+"""Writes a model to bytes in each format."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ import torch
 from safetensors.torch import save
 
 from fedspa.core.errors import UserError, brief
-from fedspa.core.randomness import generator
 from fedspa.export.client_model import ClientModel
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4
-"""How far logits of two ways to compute a model in float32 may lie apart, relative to the largest one (at least 1)."""
-CHECKED_IMAGES = 8
+"""The largest difference between the logits of two float32 computations, relative to the largest logit (at least 1)."""
+CHECKED = 8
 
 
 class Encoded(NamedTuple):
@@ -30,13 +29,13 @@ class Encoded(NamedTuple):
 
     data: bytes
     remark: str = ""
-    """How it was checked, in a line."""
+    """A line about the check of the model."""
 
 
 def as_torch(model: ClientModel) -> Encoded:
-    """A program of `torch.export`, for any number of images.
+    """A program of `torch.export`, for any number of examples.
 
-    Raises `UserError` where torch cannot follow the network.
+    Raises `UserError` if torch cannot trace the network.
     """
     program = _program(model, "torch")
     file = io.BytesIO()
@@ -44,22 +43,21 @@ def as_torch(model: ClientModel) -> Encoded:
         torch.export.save(program, file)
         file.seek(0)
         loaded = torch.export.load(file).module()
-    difference = _compared(model, "torch", lambda images: loaded(images))
-    return Encoded(file.getvalue(), _checked("torch", difference))
+    return Encoded(file.getvalue(), _checked(model, "torch", "torch", loaded))
 
 
 def as_safetensors(model: ClientModel) -> Encoded:
-    """The module's `state_dict`; the file's metadata say how to make the network and what is active."""
+    """The module's `state_dict`. The file's metadata describe the network and its active values."""
     sizes = zip(model.space.names, model.active, model.space.sizes, strict=True)
     facts = {
         "class": model.make,
         "arguments": json.dumps(model.arguments),
         "batchnorm": model.batchnorm or "",
         "class_names": json.dumps(model.class_names),
-        "mean": json.dumps(model.mean),
-        "std": json.dumps(model.std),
-        "image_shape": json.dumps(model.image_shape),
+        **{name: json.dumps(values) for name, values in model.source.normaliser().items()},
+        "input_shape": json.dumps(model.source.input_shape),
         "density": json.dumps(model.density),
+        **({} if model.alpha is None else {"alpha": json.dumps(model.alpha)}),
         "densities": json.dumps({name: active / size for name, active, size in sizes}),
     }
     tensors = {name: tensor.contiguous().clone() for name, tensor in model.module.state_dict().items()}
@@ -67,9 +65,9 @@ def as_safetensors(model: ClientModel) -> Encoded:
 
 
 def as_onnx(model: ClientModel) -> Encoded:
-    """An ONNX graph `images` to `logits`, for any number of images, of which onnxruntime makes the same logits.
+    """An ONNX graph from `inputs` to `logits`, for any number of examples, checked with onnxruntime.
 
-    Raises `UserError` where a package is missing, where it cannot be made, or where the logits are others.
+    Raises `UserError` if a package is missing, if the graph cannot be made, or if its logits differ.
     """
     require_onnx()
     import onnxruntime
@@ -78,19 +76,20 @@ def as_onnx(model: ClientModel) -> Encoded:
     try:
         with _quiet():
             made = torch.onnx.export(
-                program, input_names=["images"], output_names=["logits"], dynamo=True, verbose=False
+                program, input_names=["inputs"], output_names=["logits"], dynamo=True, verbose=False
             )
         assert made is not None
         data = _with_axis(made.model_proto, "batch").SerializeToString()
         session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    except Exception as error:  # whatever exporter and runtime make of a network of others
+    except Exception as error:  # any error of the exporter or the runtime
         raise UserError(
             f"format=onnx cannot hold this network ({brief(error)}): use format=torch or safetensors."
         ) from error
-    difference = _compared(
-        model, "onnx", lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
-    )
-    return Encoded(data, _checked("onnxruntime", difference))
+
+    def computed(inputs: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(session.run(None, {"inputs": inputs.numpy()})[0])
+
+    return Encoded(data, _checked(model, "onnx", "onnxruntime", computed))
 
 
 FORMATS: dict[str, Callable[[ClientModel], Encoded]] = {
@@ -101,7 +100,7 @@ FORMATS: dict[str, Callable[[ClientModel], Encoded]] = {
 
 
 def _with_axis(graph: Any, name: str) -> Any:
-    """An ONNX model (`ModelProto`) whose axis of images has this name; torch calls it s31 or the like."""
+    """An ONNX model (`ModelProto`) with this name for the axis of examples, which torch calls s31 or similar."""
     given = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for value in (*graph.graph.input, *graph.graph.output, *graph.graph.value_info):
         for axis in value.type.tensor_type.shape.dim:
@@ -111,7 +110,7 @@ def _with_axis(graph: Any, name: str) -> Any:
 
 
 def require_onnx() -> None:
-    """Raise `UserError` unless what format=onnx needs is installed."""
+    """Raise `UserError` unless all packages for format=onnx are installed."""
     for package in ONNX_PACKAGES:
         try:
             import_module(package)
@@ -121,51 +120,42 @@ def require_onnx() -> None:
             ) from error
 
 
-def _checked(by: str, difference: float) -> str:
-    return f"Checked with {by} on {CHECKED_IMAGES} random images: logits differ by at most {difference:.1g}"
-
-
 def _program(model: ClientModel, format: str) -> torch.export.ExportedProgram:
-    images = _images(model, 2)
+    inputs = model.inputs(2)
     try:
         with _quiet():
             return torch.export.export(
-                model.module, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+                model.module, (inputs,), dynamic_shapes=({0: torch.export.Dim("batch")},)
             )
-    except Exception as error:  # whatever torch makes of a network of others
+    except Exception as error:  # any error of torch with a user's network
         raise UserError(
             f"format={format} cannot follow what the network computes ({brief(error)}): use format=safetensors."
         ) from error
 
 
-def _images(model: ClientModel, count: int) -> torch.Tensor:
-    """Random pixels in [0, 1]: float32 [count, C, H, W]."""
-    return torch.rand(count, *model.image_shape, generator=generator(0, "export_check"))
-
-
-def _compared(model: ClientModel, format: str, other: Callable[[torch.Tensor], torch.Tensor]) -> float:
-    """The largest difference to the logits of `other`. Raises `UserError` for one that is no rounding."""
-    images = _images(model, CHECKED_IMAGES)
+def _checked(model: ClientModel, format: str, by: str, other: Callable[[torch.Tensor], torch.Tensor]) -> str:
+    """A line about the difference between the logits of `other` and the model's. Raises `UserError` if it is too
+    large."""
+    inputs = model.inputs(CHECKED)
     with torch.no_grad():
-        wanted, got = model.module(images), other(images)
-        difference = float((wanted - got).abs().max())
+        wanted = model.module(inputs)
+        difference = float((wanted - other(inputs)).abs().max())
     if not difference <= TOLERANCE * max(1.0, float(wanted.abs().max())):
         raise UserError(
             f"format={format} makes other logits of this network (they differ by {difference:.1g}), so nothing was "
             "written: use format=safetensors."
         )
-    return difference
+    return f"Checked with {by} on {CHECKED} random inputs: logits differ by at most {difference:.1g}"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what exporters say of their own insides."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
+    """A context that hides the exporters' own messages."""
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        before = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
             yield
-    finally:
-        logger.setLevel(level)
+        finally:
+            logging.disable(before)

@@ -1,4 +1,4 @@
-"""Which folder holds the files of the run that was named."""
+"""Finds the folder of the run that the user named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def run_folder(run: str) -> Path:
-    """The folder of a finished run: `run` itself, the one of that name under outputs/, or an MLflow run's artifacts.
+    """The folder of a finished run: `run` itself, the folder of that name under outputs/, or an MLflow run's artifacts.
 
     Raises `UserError` for a run that is unknown, or has not finished.
     """
@@ -41,18 +41,15 @@ def _named(run: str) -> Path:
     known = {file.parent.name: file.parent for file in sorted(project_root().glob("outputs/*/*/config.yaml"))}
     if run in known:
         return known[run]
-    close = get_close_matches(run, known, n=2, cutoff=0.5)  # there may be hundreds: not all are told
+    close = get_close_matches(run, known, n=2, cutoff=0.5)  # there may be hundreds: not all are named
     paths = " or ".join(os.path.relpath(known[name]) for name in close)
-    close_paths = get_close_matches(run, map(str, known.values()), n=1, cutoff=0.6)
-    hint = f"did you mean {paths or close_paths[0]}?" if paths or close_paths else "give the folder of one."
+    hint = f"did you mean {paths}?" if paths else "give the folder of one."
     raise UserError(f"run={run} is neither a run's folder nor the id of a run in MLflow: {hint}")
 
 
 def _in_store(run: str) -> Path:
     """The artifacts of a run in the tracking store."""
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    from fedspa.tracking.local_store import is_missing
-    from fedspa.tracking.mlflow_connection import open_client, root_cause, store_uri
+    from fedspa.tracking.store import is_missing, open_client, root_cause, store_uri
 
     uri = store_uri()
     if is_missing(uri):

@@ -1,14 +1,15 @@
-"""The folder of a finished run, from which the models of its clients are made again."""
+"""Rebuilds the models of clients from the folder of a finished run."""
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,32 +17,34 @@ from torch import nn
 
 from fedspa.config.network import build_model, model_call
 from fedspa.config.recorded import recorded_plan
-from fedspa.core.client import Initial
+from fedspa.core.client import Initial, Mixture
 from fedspa.core.client_state import MASK, ClientState
 from fedspa.core.errors import UserError, brief
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.weights import ParameterSpace, flat_tensors
-from fedspa.export.client_model import ClientModel, Normalise
+from fedspa.export.client_model import ClientModel, Mixed, Normalise
 from fedspa.federated.own_layers import OwnLayers
 from fedspa.masks.base import MaskSearcher
+from fedspa.masks.dynamic import DynamicSearcher
 from fedspa.masks.initial import InitialMasks
 from fedspa.models.initialise import seeded
 from fedspa.tracking.client_table import saved_items
+
+Item = TypeVar("Item")
 
 
 class StoredRun:
     """The folder of a finished run, and the plan that its config describes."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises `UserError` for a config that cannot be read or that this version does not know."""
+    def __init__(self, folder: Path, objects: Mapping[str, Any] | None = None) -> None:
+        """`objects`: the user's own objects in the run, as for `fedspa.config.plan.check`.
+
+        Raises `UserError` for a config that cannot be read or that this version does not know.
+        """
         self._folder = folder
-        self._plan = recorded_plan(folder / "config.yaml")
-        source = self._plan.dataset
-        self._shape = (source.channels, source.image_size, source.image_size)
-        self._network = seeded(
-            lambda: build_model(self._plan, source.channels, source.image_size, source.classes),
-            self._plan.settings.seed,
-        ).to(self._plan.hardware.dtype)
+        self._plan = recorded_plan(folder / "config.yaml", objects)
+        network = seeded(lambda: build_model(self._plan), self._plan.settings.seed)
+        self._network = network.to(self._plan.hardware.dtype)
         self._whole = ParameterSpace.of(self._network)
         self._space = self._whole.shared
         tensors = flat_tensors(self._network).values()
@@ -49,7 +52,7 @@ class StoredRun:
         self._own_layers = OwnLayers(self._initial[self._space.total :], self._plan.method.trains_personal)
 
     def model(self, kind: str, client: int | None) -> ClientModel:
-        """The personal, local or global model of a client. Raises `UserError` where the run has none."""
+        """The personal, local or global model of a client. Raises `UserError` if the run does not have it."""
         plan = self._plan
         kinds, method = plan.method.kinds, plan.names["method"]
         if client is not None and client >= (clients := plan.settings.federation.clients):
@@ -59,7 +62,9 @@ class StoredRun:
                 f"method={method} has no {kind} model: model={' or '.join(kinds)} can be exported."
             )
         if kind == "global" and not self._whole.kept:
-            return self._built(self._global(), self._space.sizes)
+            weights = self._global()
+            sparse = self._plan.method.shares_mask
+            return self._built(weights, self._space.count(weights != 0) if sparse else self._space.sizes)
         if client is None:
             raise UserError(
                 "With personal_layers every client has layers of its own: say whose by "
@@ -69,51 +74,58 @@ class StoredRun:
 
     def _global(self) -> torch.Tensor:
         with _opened(self._folder / "weights.safetensors") as file:
-            held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         shapes = dict(zip(self._space.names, self._space.shapes, strict=True))
-        if shapes != {name: tuple(tensor.shape) for name, tensor in held.items()}:
+        if shapes != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
             raise UserError(
                 f"{self._folder / 'weights.safetensors'} holds other tensors than the run's model has."
             )
-        return torch.cat([held[name].reshape(-1) for name in self._space.names])
+        return torch.cat([tensors[name].reshape(-1) for name in self._space.names])
 
     def _local(self, client: int) -> tuple[torch.Tensor, tuple[int, ...]]:
-        """Its active values are those that are not zero."""
+        """The local weights of a client, and its active values by tensor. They are the values that are not zero."""
         file_name = self._folder / "local_weights.safetensors"
         if not self._plan.settings.save.local:
             raise UserError(
                 "The run kept no local models: train it with save.local=true to export one, or take another model."
             )
-        if not self._visits(client) or not file_name.is_file():
-            raise UserError(f"client={client} was never visited, so that it has no local model.")
+        if not self._updates(client) or not file_name.is_file():
+            raise UserError(f"client={client} had no client update, so that it has no local model.")
         with _opened(file_name) as file:
             values, bits = (file.get_tensor(f"{client}.{part}") for part in ("values", "mask"))
-        held = PackedMask(bits, self._whole.total).unpack(like=values)
-        weights = torch.zeros_like(held)
-        weights[held.bool()] = values
-        return weights, self._whole.count(held)
+        places = PackedMask(bits, self._whole.total).unpack(like=values)
+        weights = torch.zeros_like(places)
+        weights[places.bool()] = values
+        return weights, self._whole.count(places)
 
-    def _made(self, client: int, kind: str) -> tuple[torch.Tensor, tuple[int, ...]]:
-        """A client's personal or global model, as the server's last state has it."""
-        state, model, active = self._state(client), self._global(), self._space.sizes
+    def _made(self, client: int, kind: str) -> tuple[torch.Tensor | Mixture, tuple[int, ...]]:
+        """A client's personal or global model, made from the server's last state."""
+        state, weights, active = self._state(client), self._global(), self._space.sizes
+        model: torch.Tensor | Mixture = self._own_layers.complete(weights, state)
         if kind == "personal":
-            if state.mask is not None:
-                active = self._space.count(state.mask.unpack(like=model))
-            model = self._plan.method.personal(model, state)
-        whole = self._own_layers.complete(model, state, personal=kind == "personal")
-        return whole, (*active, *self._whole.sizes[len(active) :])
+            personal, mask = self._plan.method.personal(weights, state), state.mask
+            if mask is not None and self._plan.method.mask_prunes:
+                active = self._space.count(self._active(personal, mask.unpack(like=weights)))
+            model = self._own_layers.complete_personal(personal, state)
+        return model, (*active, *self._whole.sizes[len(active) :])
+
+    def _active(self, model: torch.Tensor | Mixture, mask: torch.Tensor) -> torch.Tensor:
+        """The part of a client's mask [total] that is active in its model."""
+        searcher, forward = self._plan.mask, None
+        if searcher and isinstance(model, torch.Tensor):
+            forward = searcher.forward_mask(model, mask)
+        return mask if forward is None else forward
 
     def _state(self, client: int) -> ClientState:
-        """What is remembered of a client. Raises `UserError` where the run's folder does not have all of it."""
+        """The stored state of a client. Raises `UserError` if the run's folder lacks a part of it."""
         plan, space = self._plan, self._space
         active, full_mask = plan.active_counts(space), PackedMask.pack(torch.ones(space.total))
-        draws = active and not plan.mask.searches_first
-        masks = InitialMasks(
-            space, active or (), shared=plan.mask.initial == "same", seed=plan.settings.seed
-        ) if draws else lambda _: full_mask  # fmt: skip
+        masks: Callable[[int], PackedMask] = lambda _: full_mask  # noqa: E731
+        if active and not plan.mask.searches_first:
+            masks = InitialMasks.of(plan.mask, space, plan.settings.seed)
         initial = Initial(self._initial[: space.total], masks, full_mask)
         first: ClientState = plan.method.client_init(client, initial)
-        if not self._visits(client):
+        if not self._updates(client):
             return first | self._own_layers.first
         state = ClientState()
         if MASK in first:
@@ -134,7 +146,7 @@ class StoredRun:
         return state
 
     def _remembered(self, client: int, at_least: set[str]) -> ClientState:
-        """What is kept of a client beside its mask."""
+        """The stored items of a client without its mask."""
         path, prefix = self._folder / "client_states.safetensors", f"{client}."
         with _opened(path) as file:
             names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 (no mapping)
@@ -143,59 +155,83 @@ class StoredRun:
                 raise SafetensorError(f"no {prefix}{min(missing)}")
         return items
 
-    def _visits(self, client: int) -> int:
+    def _updates(self, client: int) -> int:
         table, arrays = (self._folder / f"clients.{kind}" for kind in ("csv", "safetensors"))
         if arrays.is_file():
             with _opened(arrays) as file:
-                return int(file.get_tensor("visits")[client])
+                return int(file.get_tensor("client_updates")[client])
         with table.open(newline="") as rows:
-            return next(int(row["visits"]) for row in csv.DictReader(rows) if int(row["client"]) == client)
+            return next(
+                int(row["client_updates"]) for row in csv.DictReader(rows) if int(row["client"]) == client
+            )
 
-    def _built(self, weights: torch.Tensor, active: tuple[int, ...]) -> ClientModel:
-        """The network with these weights [total], in float32."""
-        plan, source, space = self._plan, self._plan.dataset, self._whole
-        network = self._network.float()
+    def _with(self, weights: torch.Tensor) -> nn.Module:
+        """A copy of the network with these weights [total], in float32."""
+        network = copy.deepcopy(self._network).float()
         with torch.no_grad():
-            for target, (_, tensor) in zip(flat_tensors(network).values(), space.items(weights), strict=True):
+            tensors = flat_tensors(network).values()
+            for target, (_, tensor) in zip(tensors, self._whole.items(weights), strict=True):
                 target.copy_(tensor)
-        parts = OrderedDict(normalise=Normalise(source.mean, source.std), network=network)
+        return network
+
+    def _built(self, model: torch.Tensor | Mixture, active: tuple[int, ...]) -> ClientModel:
+        """The network of a model [total] with its active values by tensor, or both networks of a mixture."""
+        plan, source, space, alpha = self._plan, self._plan.dataset, self._whole, None
+        if isinstance(model, Mixture):
+            alpha = model.alpha
+            network: nn.Module = Mixed(self._with(model.personal), self._with(model.shared), alpha)
+            space, active = _twice(space), _in_order(active * 2, space)
+        else:
+            network = self._with(model)
+        parts: OrderedDict[str, nn.Module] = OrderedDict(network=network)
+        if values := source.normaliser():
+            parts = OrderedDict(normalise=Normalise(**values), network=network)
         module = nn.Sequential(parts).eval().requires_grad_(False)
-        _, arguments = model_call(plan, source.channels, source.image_size, source.classes)
+        _, arguments = (None, {}) if plan.make_model else model_call(plan)
         return ClientModel(
             module=module,
             space=space,
             active=active,
-            make=plan.resolved["model"]["_target_"],
+            make=plan.resolved["model"].get("_target_", ""),
             arguments=arguments,
             batchnorm=plan.resolved["model"].get("batchnorm"),
-            image_shape=self._shape,
-            classes=source.classes,
+            source=source,
             class_names=_class_names(self._folder),
-            mean=list(source.mean),
-            std=list(source.std),
+            alpha=alpha,
         )
 
 
+def _twice(space: ParameterSpace) -> ParameterSpace:
+    """The tensors of both networks of a mixture."""
+    names = tuple(f"{part}.{name}" for part in ("personal", "shared") for name in space.names)
+    shapes = _in_order(space.shapes * 2, space)
+    return ParameterSpace(_in_order(names, space), shapes, 2 * space.statistics)
+
+
+def _in_order(items: tuple[Item, ...], space: ParameterSpace) -> tuple[Item, ...]:
+    """The items of the tensors of two such networks, in order; those of running statistics come last."""
+    tensors, parameters = len(space.names), len(space.names) - space.statistics
+    first = [i for i in range(2 * tensors) if i % tensors < parameters]
+    last = [i for i in range(2 * tensors) if i % tensors >= parameters]
+    return tuple(items[i] for i in (*first, *last))
+
+
 def _starts_from_memory(searcher: MaskSearcher | None) -> bool:
-    """Whether a searcher remembers something of a client, and makes its model of it."""
-    if searcher is None:
-        return False
-    kind = type(searcher)
-    return kind.remember is not MaskSearcher.remember and kind.start is not MaskSearcher.start
+    """True if a searcher stores items of a client, and makes its model from them."""
+    if isinstance(searcher, DynamicSearcher) and not searcher.grows_from_zero:
+        return type(searcher).start is not DynamicSearcher.start
+    return searcher is not None and type(searcher).start is not MaskSearcher.start
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
-    try:
-        with (folder / "partition.json").open() as file:
-            head = file.readline().rstrip()  # its first line, before lists of rows
-        return tuple(json.loads(head.removesuffix('"train_rows": [').rstrip(", ") + "}").get("classes", ()))
-    except (OSError, ValueError):
-        return ()
+    with suppress(OSError, ValueError):
+        return tuple(json.loads((folder / "partition.json").read_text()).get("classes", ()))
+    return ()
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A file of tensors. Raises `UserError` where it cannot be read, or lacks what is asked for."""
+    """Open a file of tensors. Raises `UserError` if it cannot be read, or lacks a tensor."""
     try:
         with safe_open(path, "pt") as file:
             yield file

@@ -1,1 +1,1 @@
-"""The federated loop and everything that happens in a round."""
+"""The federated loop, and the parts of a round."""

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from fedspa.core.client import ClientUpdate
 from fedspa.core.server import Aggregate
+from fedspa.core.weights import ParameterSpace
 
 
 class Aggregator:
-    """Adds the updates of a round to one running sum, strictly in the order in which they come.
+    """Adds the updates of a round to one running sum, in the order of the calls.
 
-    The weights a_k are shares of the participants' total weight (paper, Eq. 4: 1 / |S_t| each), or, with
-    `holders`, of the weight of those participants whose mask holds the coordinate; the mean of a coordinate that
-    nobody holds is 0.
+    The weights a_k are shares of the participants' total weight (paper, Eq. 4: 1 / |S_t| each). With `holders` they
+    are shares of the weight of those participants whose mask has the coordinate. The mean of a coordinate that is
+    in no mask is 0.
     """
 
-    def __init__(self, normaliser: str, clients: int, trained: int) -> None:
-        """`clients`: of the whole federation; `trained`: the number of parameters."""
-        self._per_coordinate, self._clients, self._trained = normaliser == "holders", clients, trained
+    def __init__(
+        self, normaliser: str, clients: int, space: ParameterSpace, target_counts: Sequence[int] = ()
+    ) -> None:
+        """Args:
+        clients: the number of clients of the whole federation.
+        target_counts: as in `Aggregate`."""
+        self._per_coordinate, self._clients = normaliser == "holders", clients
+        self._space, self._target_counts = space, target_counts
         self._sum: torch.Tensor | None = None
         self._held: torch.Tensor | None = None
         self._tensors: dict[str, torch.Tensor] = {}
         self._weight, self._count = 0.0, 0
 
     def add(self, update: ClientUpdate, weight: float) -> None:
-        """Add what one client sent, if anything. `weight`: a_k up to the normalisation."""
+        """Add the message of one client. `weight`: a_k before the normalisation."""
         if update.update is None and not update.tensors:
             return
         self._weight += weight
@@ -45,7 +53,7 @@ class Aggregator:
             self._held.add_(torch.ones_like(update) if mask is None else mask, alpha=weight)
 
     def result(self) -> Aggregate | None:
-        """The aggregate; None where no client sent anything."""
+        """The aggregate; None if no client sent anything."""
         if not self._count:
             return None
         update = None
@@ -54,4 +62,6 @@ class Aggregator:
         elif self._sum is not None and self._held is not None:
             update = torch.where(self._held > 0, self._sum / self._held, 0.0)
         means = {name: tensor / self._weight for name, tensor in self._tensors.items()}
-        return Aggregate(update, means, self._trained, self._count / self._clients)
+        held = None if self._held is None else self._held > 0
+        share = self._count / self._clients
+        return Aggregate(update, means, self._space, share, held, self._target_counts)

@@ -1,12 +1,11 @@
-"""The client that a method trains in a run: it computes by an engine, and adds up its FLOPs."""
+"""The client in a run: it computes with an engine, and adds up its FLOPs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,36 +16,41 @@ from fedspa.core.clock import Clock
 from fedspa.core.randomness import generator
 from fedspa.core.records import Costs, times
 from fedspa.core.settings import TrainingSettings
-from fedspa.core.weights import ParameterSpace, all_finite
+from fedspa.core.transfers import Reads
+from fedspa.core.weights import ParameterSpace, finite
 from fedspa.costs.network import NetworkCosts
 from fedspa.federated.own_layers import OwnLayers
 from fedspa.methods.checking import check_vector
 from fedspa.training.base import Engine, LocalTask
 
+_BYTES = torch.empty(0, dtype=torch.uint8)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSetup:
-    """Everything about a client's computation that stays the same from client to client."""
+    """The parts of a client's computation that are the same for all clients."""
 
     seed: int
     training: TrainingSettings
     engine: Engine
     network: NetworkCosts
     client_rows: Sequence[np.ndarray]
-    """int64, the training rows of each client."""
+    """int64 rows: the training rows of each client."""
     target_counts: Sequence[int] = ()
-    """Active parameters of each tensor that the layer sparsity asks for; empty for a dense method."""
+    """The active parameters of each tensor, from the layer sparsity; empty for a dense method."""
+    initial: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    """The initial global weights w_0 [shared]."""
     own_layers: OwnLayers = field(default_factory=OwnLayers)
-    """The layers of the network that clients keep to themselves."""
+    """The personal layers of the network, which stay with the clients."""
 
     @property
     def space(self) -> ParameterSpace:
-        """Where each tensor lies in the flat weights that server and methods share."""
+        """The place of each tensor in the flat weights that server and methods share."""
         return self.engine.space.shared
 
 
 class LocalClient:
-    """One client in one round: the `Client` of a method, computed by an engine."""
+    """One client in one round: implements the `Client` of a method with an engine."""
 
     def __init__(
         self,
@@ -58,29 +62,39 @@ class LocalClient:
         weights: torch.Tensor,
         state: ClientState,
         method: str,
+        reads: Reads | None = None,
     ) -> None:
         """
         Args:
             round: from 0.
-            first: whether the client has not completed any update yet.
-            weights: the global weights [shared] as the client received them.
-            state: what the client remembers, its own layers included.
+            first: True if the client has not completed any update yet.
+            weights: the global weights [shared] that the client received.
+            state: the client's state, with its personal layers.
             method: the name of the method, for messages.
+            reads: collects the values for `later`; None: each value is read at once.
         """
         self.id, self.round, self.first, self.weights = id, round, first, weights
         self.costs = Costs()
-        """FLOPs of all that was computed so far."""
+        """The FLOPs of all computations so far."""
+        self.waits = 0
+        """The number of times that the client has waited for values of the device."""
         self.clock = Clock()
         self._setup, self._state, self._method = setup, state, method
         self._own: dict[str, torch.Tensor] = {name: state.tensor(name) for name in setup.own_layers.first}
         self._received = dict(self._own)
         self._mask: torch.Tensor | None = None
-        self._counts: dict[int, tuple[torch.Tensor, tuple[int, ...]]] = {}
+        self._counts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._trainings: list[Trained] = []
+        self._reads = reads
+        self._actions: list[tuple[Callable[[], list[torch.Tensor]], Callable[..., None]]] = []
+
+    @property
+    def initial(self) -> torch.Tensor:
+        return self._setup.initial
 
     @property
     def state(self) -> ClientState:
-        """What the client remembers from its last update."""
+        """The client's state after its last update."""
         return self._state
 
     @state.setter
@@ -96,7 +110,7 @@ class LocalClient:
         return self._mask
 
     def has_mask(self, mask: torch.Tensor) -> bool:
-        """Whether this tensor is the mask of the client's state, which the server knows too."""
+        """True if this tensor is the mask of the client's state, which the server knows too."""
         return mask is self._mask
 
     @property
@@ -118,17 +132,17 @@ class LocalClient:
 
     @property
     def samples(self) -> int:
-        """Samples trained on so far, in trainings that did not diverge."""
+        """The samples of all trainings so far that did not diverge."""
         return sum(trained.samples for trained in self._trainings)
 
     @property
     def title(self) -> str:
-        """The client as messages name it."""
+        """The client's name in messages."""
         return f"client {self.id} in round {self.round + 1}"
 
     @property
     def loss(self) -> torch.Tensor:
-        """float64 scalar: the mean over those samples; NaN where there are none."""
+        """float64 scalar: the mean over those samples; NaN without samples."""
         trainings = [trained for trained in self._trainings if trained.samples]
         if not trainings:
             return torch.full((), math.nan, dtype=torch.float64, device=self.weights.device)
@@ -137,7 +151,7 @@ class LocalClient:
         return torch.stack([trained.loss * trained.samples for trained in trainings]).sum() / self.samples
 
     def with_own_layers(self, update: ClientUpdate) -> ClientUpdate:
-        """The update with a state, and a state and local model that hold the client's own layers."""
+        """The update with a state; the state and the local model are completed by the client's personal layers."""
         state = self.state if update.state is None else update.state
         if not self._own:
             return replace(update, state=state)
@@ -156,15 +170,19 @@ class LocalClient:
         *,
         epochs: int | None = None,
         mask: torch.Tensor | None = None,
+        forward: torch.Tensor | None = None,
         proximal: Proximal | None = None,
         correction: torch.Tensor | None = None,
         trainable: Trainable = "all",
         batches: torch.Generator | None = None,
         personal: bool = False,
+        others: Mapping[str, torch.Tensor] | None = None,
+        further_passes: int = 0,
     ) -> Trained:
-        """Train from `weights`; see `Client.train`."""
+        """Train from `weights` [total]; see `Client.train`."""
         anchor = proximal.anchor if proximal else None
         self._check(train_weights=weights, train_mask=mask, train_anchor=anchor, train_correction=correction)
+        self._check(train_forward=forward)
         if isinstance(trainable, torch.Tensor):
             self._check(train_trainable=trainable)
         task = LocalTask(
@@ -174,23 +192,30 @@ class LocalClient:
             learning_rate=self.training.lr_at(self.round),
             generator=batches or self.generator("batches"),
             mask=mask,
+            forward=forward,
             proximal=proximal or self._default_proximal(weights),
             correction=correction,
+            others=others or {},
         )
-        own = dict(self._own)
+        before = dict(self._own)
         trained = self._fit(task, trainable, personal)
-        active = None if mask is None else self.count(mask)
-        self._charge(train_flops=self._setup.network.training_flops(active, trained.samples))
-        if trained.samples:
-            loss = float(trained.loss)
-            if not (math.isfinite(loss) and all_finite(trained.weights)):
-                self._own = own  # a method may catch this and train again
-                raise Diverged(f"weights or its loss ({loss:.6g}) are not finite")
+        network, samples = self._setup.network, trained.samples
+
+        def costs(active: tuple[int, ...] | None, forward_active: tuple[int, ...] | None) -> Costs:
+            return Costs(train_flops=network.training_flops(active, samples, forward_active, further_passes))
+
+        self._charge(costs, mask, forward)
+        if samples:
+            try:
+                self.later([trained.loss, finite(trained.weights)], _check_training)
+            except Diverged:
+                self._own = before  # a method may catch this and train again
+                raise
         self._trainings.append(trained)
         return trained
 
     def finetune(self, epochs: int) -> torch.Tensor:
-        """The client's whole model, trained from the received weights. Nothing is charged or checked."""
+        """Train the client's whole model from the received weights. Nothing is charged or checked."""
         task = LocalTask(
             weights=self.weights,
             rows=self.rows,
@@ -205,7 +230,7 @@ class LocalClient:
         return Proximal(weights, strength) if strength else None
 
     def _fit(self, task: LocalTask, trainable: Trainable = "all", personal: bool = False) -> Trained:
-        """Do a task of the shared layers, on the whole network: the client's own layers are trained along."""
+        """Train the shared layers of a task, and the personal layers of the client with them."""
         layers = self._setup.own_layers
         task = layers.whole_task(task, trainable, self._own, self._received, personal)
         with self.timed("train"):
@@ -223,25 +248,61 @@ class LocalClient:
             whole = setup.own_layers.complete(weights, self._own)
             gradient = setup.engine.gradient(whole, self.rows, self.generator(purpose))[: len(weights)]
         searched = min(self.training.batch_size, len(self.rows))
-        self._charge(search_flops=setup.network.search_flops(searched))
-        if not all_finite(gradient):
-            raise Diverged("gradient is not finite")
+        self._charge(lambda: Costs(search_flops=setup.network.search_flops(searched)))
+        self.later([finite(gradient)], _check_gradient)
         return gradient
 
     def accuracy(self, weights: torch.Tensor, mask: torch.Tensor | None = None) -> float:
         """The accuracy on the client's training rows; see `Client.accuracy`."""
         self._check(accuracy_weights=weights, accuracy_mask=mask)
-        setup = self._setup
-        active = None if mask is None else self.count(mask)
-        self._charge(search_flops=times(setup.network.forward_flops(active), len(self.rows)))
+        setup, rows = self._setup, len(self.rows)
+        self._charge(
+            lambda active: Costs(search_flops=times(setup.network.forward_flops(active), rows)), mask
+        )
+        self.waits += 1
         with self.timed("search"):
             return setup.engine.accuracy(setup.own_layers.complete(weights, self._own), self.rows)
 
     def count(self, mask: torch.Tensor) -> tuple[int, ...]:
-        """The active parameters of each tensor under a mask [total]."""
+        """The active parameters of each tensor under a mask [total]; see `Client.count`."""
+        counts = self._counts_of(mask)
+        if counts.device.type != "cpu":
+            counts = self.read(counts)
+            self._counts[id(mask)] = mask, counts
+        return tuple(counts.tolist())
+
+    def count_later(self, mask: torch.Tensor) -> None:
+        """Make a later `count` of this mask free of waiting, once the client has settled."""
+
+        def keep(counts: torch.Tensor) -> None:
+            self._counts[id(mask)] = mask, counts
+
+        self.later([self._counts_of(mask)], keep)
+
+    def _counts_of(self, mask: torch.Tensor) -> torch.Tensor:
+        """The counts as int64 [tensors]; on the CPU if the packed mask is there, else on the device."""
         if id(mask) not in self._counts:
-            self._counts[id(mask)] = mask, self.space.count(mask)
+            packed = self.state.mask if self.has_mask(mask) else None
+            flags = mask if packed is None or packed.bits.device.type != "cpu" else packed.unpack(like=_BYTES)
+            self._counts[id(mask)] = mask, self.space.counts(flags)
         return self._counts[id(mask)][1]
+
+    def read(self, value: torch.Tensor) -> torch.Tensor:
+        """A value on the CPU; see `Client.read`."""
+        self.waits += 1
+        return value.cpu()
+
+    def later(self, values: Sequence[torch.Tensor], action: Callable[..., None]) -> None:
+        """Call an action with values once they are known; see `Client.later`."""
+        if self._reads is None:
+            action(*values)
+        else:
+            self._actions.append((self._reads.add(values), action))
+
+    def settle(self) -> None:
+        """Run the actions of `later`, in the order of the calls. Raises the error of the first action that fails."""
+        for values, action in self._actions:
+            action(*values())
 
     def timed(self, phase: str) -> AbstractContextManager[None]:
         """Count the seconds of a block for a phase of the round."""
@@ -254,5 +315,21 @@ class LocalClient:
                 call, _, argument = name.partition("_")
                 check_vector(self._method, f"client.{call}({argument}=)", vector, self.weights)
 
-    def _charge(self, **costs: Any) -> None:
-        self.costs += Costs(**costs)
+    def _charge(self, costs: Callable[..., Costs], *masks: torch.Tensor | None) -> None:
+        """Add `costs`, called with the active parameters under each mask as a tuple; None for a mask that is None."""
+
+        def add(*counts: torch.Tensor) -> None:
+            known = iter(counts)
+            self.costs += costs(*(None if mask is None else tuple(next(known).tolist()) for mask in masks))
+
+        self.later([self._counts_of(mask) for mask in masks if mask is not None], add)
+
+
+def _check_training(loss: torch.Tensor, weights_finite: torch.Tensor) -> None:
+    if not (math.isfinite(loss) and weights_finite):
+        raise Diverged(f"weights or its loss ({float(loss):.6g}) are not finite")
+
+
+def _check_gradient(gradient_finite: torch.Tensor) -> None:
+    if not gradient_finite:
+        raise Diverged("gradient is not finite")

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 
-from fedspa.core.client import ClientUpdate, Diverged, Initial
+from fedspa.core.client import ClientUpdate, Diverged, Initial, Mixture
 from fedspa.core.client_state import ClientState
+from fedspa.core.packed_mask import PackedMask
 from fedspa.core.records import Costs
 from fedspa.core.server import ServerState
 from fedspa.core.settings import FaultSettings
-from fedspa.core.weights import all_finite
+from fedspa.core.transfers import Reads
+from fedspa.core.weights import finite
 from fedspa.costs.charges import computed_costs
 from fedspa.federated.client import ClientSetup, LocalClient
-from fedspa.federated.client_states import Held, at_hand
-from fedspa.federated.evaluation import Evaluator, PredictionBatch, Scores, score_one
+from fedspa.federated.evaluation import Evaluator, PredictionBatch, Scores, predict_all, scored
 from fedspa.federated.faults import Fault
 from fedspa.federated.jobs import (
     OPTIONAL,
@@ -32,10 +34,13 @@ from fedspa.federated.messages import Messages
 from fedspa.methods.base import Method
 from fedspa.methods.checking import check_state, check_update, checked_personal, title
 
+Steps: TypeAlias = Generator[None, None, Any]
+"""A job in two steps: it queues its work, yields, and continues after the other jobs have queued theirs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRunner:
-    """Does the jobs of clients. Each result is a function of the job and the global weights alone."""
+    """Runs the jobs of clients. Each result depends on the job and the global weights alone."""
 
     setup: ClientSetup
     method: Method
@@ -43,47 +48,61 @@ class ClientRunner:
     evaluators: Sequence[Evaluator]
     faults: FaultSettings = field(default_factory=FaultSettings)
     wanted: Collection[str] = OPTIONAL
-    """The optional vectors of an update that are wanted after it; the others need not travel between processes."""
+    """The optional vectors of an update that the run uses. The others do not travel between processes."""
 
     def first_state(self, client: int, initial: Initial) -> ClientState:
-        """The state of a new client; made of the same objects for all clients where it is the same."""
-        first = check_state(self.method, self.method.client_init(client, initial), initial.weights)
-        own = self.setup.own_layers.first
-        return first | own if own else first
+        """The state of a new client. Clients with equal states share the same objects."""
+        state = check_state(self.method, self.method.client_init(client, initial), initial.weights)
+        layers = self.setup.own_layers.first
+        return state | layers if layers else state
 
     def perform(self, job: Job, server: ServerState) -> Any:
-        """Do one job from the server's state.
+        """Run one job from the server's state.
 
         Returns:
-            Of an `UpdateJob` a `CompletedUpdate` or a `FailedUpdate`, of a `FineTuneJob` the scores of the tuned model,
-            of a `PredictionBatch` the predictions [n, ...].
+            A `CompletedUpdate` or a `FailedUpdate` for an `UpdateJob`, the scores of the tuned model for a
+            `FineTuneJob`, the predictions [n, ...] for a `PredictionBatch`.
         """
+        return next(self.perform_all([job], server))
+
+    def perform_all(self, jobs: Sequence[Job], server: ServerState) -> Iterator[Any]:
+        """Queue the work of all jobs, in the engine's lanes, and then finish them in their order.
+
+        The first job to finish waits for the device, and reads the values of all jobs. All results then are in memory.
+        """
+        reads = Reads()
+        begun = [partial(_begin, self._steps(job, server, reads)) for job in jobs]
+        for finish in self.setup.engine.in_lanes(begun):
+            yield finish()
+
+    def _steps(self, job: Job, server: ServerState, reads: Reads) -> Steps:
         match job:
             case UpdateJob():
-                return self._update(job, server)
+                return (yield from self._update(job, server, reads))
             case FineTuneJob():
-                return self._finetune(job, server.weights)
+                return (yield from self._finetune(job, server.weights, reads))
             case PredictionBatch():
                 return self._predict(job, server.weights)
 
     def work(self, job: Job) -> int:
-        """Examples that a job goes through in a pass; of jobs of one kind, the larger one takes longer."""
+        """The number of examples in one pass of a job. Of two jobs of one kind, the larger one takes longer."""
         return len(job.rows if isinstance(job, PredictionBatch) else self.setup.client_rows[job.client])
 
-    def _update(self, job: UpdateJob, server: ServerState) -> CompletedUpdate | FailedUpdate:
+    def _update(self, job: UpdateJob, server: ServerState, reads: Reads) -> Steps:
         sent = server if job.message is None else job.message
-        client = self._client(job.round, job.client, job.first, sent.weights, job.state)
+        client = self._client(job.round, job.client, job.first, sent.weights, job.state, reads)
         try:
-            return self._completed(job, client, sent)
+            return (yield from self._completed(job, client, sent, reads))
         except UpdateFailed as error:
             return FailedUpdate(error.reason, str(error), error.costs, client.clock.seconds)
 
-    def _completed(self, job: UpdateJob, client: LocalClient, server: ServerState) -> CompletedUpdate:
+    def _completed(self, job: UpdateJob, client: LocalClient, server: ServerState, reads: Reads) -> Steps:
         """The client's side of a round: receive, start if new, update, send. Raises `UpdateFailed`."""
-        method, known, costs = self.method, client.state.mask, Costs()
+        method, costs = self.method, Costs()
         if method.sends:
-            server, costs = self.messages.down(client, server)
+            server, costs = self.messages.down(client, server, method.receives_dense(client.round))
             client.weights = server.weights
+        known = client.state.mask
         if job.fault is Fault.DROPOUT:
             raise UpdateFailed(job.fault, f"No answer from {client.title}.", costs)
         try:
@@ -94,40 +113,32 @@ class ClientRunner:
                     client.state = check_state(method, method.client_start(client, server), server.weights)
                 update = method.client_update(client, server)
             check_update(method, update, server.weights, job.prepares)
-        except Diverged as error:  # the client notices, and sends nothing
+            update = client.with_own_layers(update)
+            if update.mask is not None:
+                client.count_later(update.mask)
+            loss, at_rest = reads.add([client.loss]), _with_masks_read(update, reads)
+            facts, predicted = reads.add(self._facts(update)), reads.add(self._predicted(client, update))
+            yield
+            with client.timed("train"):
+                client.settle()
+        except Diverged as error:  # the client notices it, and sends nothing
             costs += Costs(train_flops=client.costs.train_flops)
             detail = f"The training of {client.title} diverged: its {error}."
             raise UpdateFailed(Fault.DIVERGED, detail, costs) from error
+        update = at_rest()
         batch = self.setup.training.batch_size
         costs += computed_costs(self.setup.network, client.costs, batch, method.uses_mask)
-        update = client.with_own_layers(update)
-        update, costs = self.messages.up(client, update, known, job.fault, costs)
-        return self._accepted(client, update, costs)
-
-    def _accepted(self, client: LocalClient, update: ClientUpdate, costs: Costs) -> CompletedUpdate:
-        """The update, if it is finite and within the norm bound, and the scores of the local model."""
-        assert update.state is not None
-        vector, bound, clipped_from = update.update, self.faults.norm_bound, None
-        if not _finite(update.local, vector, *update.tensors.values(), *update.state.values()):
-            detail = f"The training of {client.title} diverged: its update is not finite."
-            raise UpdateFailed(Fault.DIVERGED, detail, costs)
-        if vector is not None and bound is not None:
-            norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
-            if norm > bound and self.faults.norm_action == "reject":
-                detail = (
-                    f"The update of {client.title} has norm {norm:.6g}, more than faults.norm_bound={bound}."
-                )
-                raise UpdateFailed(Fault.NORM_BOUND, detail, costs)
-            if norm > bound:
-                update, clipped_from = replace(update, update=vector * (bound / norm)), norm
+        arrived, costs = self.messages.up(client, update, known, job.fault, costs)
+        known_facts = facts() if arrived is update else self._facts(arrived)  # the wire may have rounded it
+        arrived, clipped_from = self._accepted(client, arrived, known_facts, costs)
         scores: Scores = {}
-        if "local" in self.method.kinds and update.local is not None:
+        if predicted():
             with client.timed("evaluate"):
-                scores = score_one(self.evaluators, self.setup.engine, update.local, [client.id])
+                scores = scored(self.evaluators, predicted(), [client.id])
         unwanted: dict[str, Any] = {name: None for name in OPTIONAL if name not in self.wanted}
         return CompletedUpdate(
-            replace(update, **unwanted),
-            client.loss,
+            replace(arrived, **unwanted),
+            loss()[0],
             client.samples,
             costs,
             client.clock.seconds,
@@ -135,23 +146,64 @@ class ClientRunner:
             clipped_from,
         )
 
-    def _finetune(self, job: FineTuneJob, weights: torch.Tensor) -> Scores:
-        """Scores of a client's own copy of the global weights, trained by the client."""
-        client = self._client(job.round, job.client, False, weights, job.own)
+    def _facts(self, update: ClientUpdate) -> list[torch.Tensor]:
+        """Two values: a bool scalar, true if the update is finite; and its norm in float64, 0 if no bound is set."""
+        assert update.state is not None
+        items = (update.local, update.update, *update.tensors.values(), *update.state.values())
+        flags = [
+            finite(item.flatten())
+            for item in items
+            if isinstance(item, torch.Tensor) and item.is_floating_point() and item.numel()
+        ]
+        norm = torch.zeros((), dtype=torch.float64)
+        if update.update is not None and self.faults.norm_bound is not None:
+            norm = torch.linalg.vector_norm(update.update, dtype=torch.float64)
+        return [torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool), norm]
+
+    def _predicted(self, client: LocalClient, update: ClientUpdate) -> list[torch.Tensor]:
+        """The local model's predictions for the client's test examples; empty if the method has no local model."""
+        if "local" not in self.method.kinds or update.local is None:
+            return []
+        with client.timed("evaluate"):
+            return predict_all(self.evaluators, self.setup.engine, update.local, [client.id])
+
+    def _accepted(
+        self, client: LocalClient, update: ClientUpdate, facts: Sequence[torch.Tensor], costs: Costs
+    ) -> tuple[ClientUpdate, float | None]:
+        """The update, and its norm before it was clipped; None if it was not clipped.
+
+        Raises `UpdateFailed` unless the update is finite and within the norm bound.
+        """
+        is_finite, norm, bound = bool(facts[0]), float(facts[1]), self.faults.norm_bound
+        if not is_finite:
+            detail = f"The training of {client.title} diverged: its update is not finite."
+            raise UpdateFailed(Fault.DIVERGED, detail, costs)
+        if update.update is None or bound is None or norm <= bound:
+            return update, None
+        if self.faults.norm_action == "reject":
+            detail = f"The update of {client.title} has norm {norm:.6g}, more than faults.norm_bound={bound}."
+            raise UpdateFailed(Fault.NORM_BOUND, detail, costs)
+        return replace(update, update=update.update * (bound / norm)), norm
+
+    def _finetune(self, job: FineTuneJob, weights: torch.Tensor, reads: Reads) -> Steps:
+        """The scores of the client's copy of the global weights after more training by the client."""
+        client = self._client(job.round, job.client, False, weights, job.own, reads)
         model = client.finetune(job.epochs)
-        return score_one(self.evaluators, self.setup.engine, model, [job.client])
+        read = reads.add(predict_all(self.evaluators, self.setup.engine, model, [job.client]))
+        yield
+        return scored(self.evaluators, read(), [job.client])
 
     def _predict(self, job: PredictionBatch, weights: torch.Tensor) -> torch.Tensor:
-        """The predictions of the job's model, made of the global weights [total]."""
-        state, personal = at_hand(job.model.state), job.model.kind == "personal"
-        model = weights
-        if personal:
-            model = checked_personal(self.method, self.method.personal(weights, state), weights)
-        whole = self.setup.own_layers.complete(model, state, personal)
-        return self.evaluators[job.evaluator].predict(self.setup.engine, whole, job.rows)
+        """The predictions of the job's model, made from the global weights [total]."""
+        state, evaluator = job.model.state.to(weights.device), self.evaluators[job.evaluator]
+        model: torch.Tensor | Mixture = self.setup.own_layers.complete(weights, state)
+        if job.model.kind == "personal":
+            personal = checked_personal(self.method, self.method.personal(weights, state), weights)
+            model = self.setup.own_layers.complete_personal(personal, state)
+        return evaluator.predict(self.setup.engine, model, job.rows)
 
     def _client(
-        self, round: int, client: int, first: bool, weights: torch.Tensor, state: Held
+        self, round: int, client: int, first: bool, weights: torch.Tensor, state: ClientState, reads: Reads
     ) -> LocalClient:
         return LocalClient(
             self.setup,
@@ -159,15 +211,43 @@ class ClientRunner:
             round=round,
             first=first,
             weights=weights,
-            state=at_hand(state),
+            state=state.to(weights.device),
             method=title(self.method),
+            reads=reads if self.setup.engine.lanes else None,
         )
 
 
-def _finite(*items: Any) -> bool:
-    """Whether all tensors among these hold nothing but finite numbers."""
-    return all(
-        all_finite(item.flatten())
-        for item in items
-        if isinstance(item, torch.Tensor) and item.is_floating_point()
-    )
+def _begin(steps: Steps) -> Callable[[], Any]:
+    """Take the first step of a job. The returned function takes the second step, if any, and returns the result."""
+
+    def advance() -> StopIteration | None:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end
+        return None
+
+    ended = advance()
+
+    def finish() -> Any:
+        end = ended or advance()
+        assert end is not None
+        return end.value
+
+    return finish
+
+
+def _with_masks_read(update: ClientUpdate, reads: Reads) -> Callable[[], ClientUpdate]:
+    """The update with the masks of its state on the CPU, after they are read."""
+    state = update.state
+    assert state is not None
+    masks = {name: item for name, item in state.items() if isinstance(item, PackedMask)}
+    on_device = {name: mask for name, mask in masks.items() if mask.bits.device.type != "cpu"}
+    read = reads.add([mask.bits for mask in on_device.values()])
+
+    def at_rest() -> ClientUpdate:
+        pairs = zip(on_device.items(), read(), strict=True)
+        on_cpu = {name: PackedMask(bits, mask.length) for (name, mask), bits in pairs}
+        return replace(update, state=state | on_cpu) if on_cpu else update
+
+    return at_rest

@@ -1,263 +1,137 @@
-"""The states of the visited clients: in memory up to a bound, beyond it in a file."""
+"""The states of the trained clients: in memory up to a bound, beyond it in a memory-mapped file."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, TypeAlias
-from weakref import ref
+from collections import UserDict, defaultdict
+from copy import copy
+from typing import TypeAlias
+from weakref import WeakValueDictionary, finalize
 
 import torch
 
-from fedspa.core.client_state import MASK, ClientState, Item
+from fedspa.core.client_state import ClientState, Item, StoredItem
 from fedspa.core.packed_mask import PackedMask
-from fedspa.core.saved import Saved
+from fedspa.core.tensor_file import as_bytes
+
+CHUNK = 1 << 26
+"""The step in bytes by which the file grows. Only written parts need space on the disk."""
+_ALIGNMENT = 64
+
+Place: TypeAlias = "tuple[mmap.mmap, int, int]"
+"""A map of a part of the file, the offset in the map, and the offset in the file."""
 
 
-class ClientStates(MutableMapping[int, ClientState]):
-    """Remembers states by client. What it holds is replaced, never written into.
-
-    An item that several clients are given, such as a common first mask, is held once, in memory or in the file, and
-    whoever shares it can be told by what `held` gives.
-    """
+class ClientStates(UserDict[int, ClientState]):
+    """Stores states by client. A state is replaced, never changed in place."""
 
     def __init__(self, memory: float = float("inf")) -> None:
-        """`memory`: bytes of states that are kept in memory; later ones go to a file in the folder for temporary
-        files (TMPDIR), which nobody else sees and which ends with the process."""
-        self._file = _StateFile()
-        self.memory = memory
-        self._records: dict[int, Held] = {}
-        self._sharers: dict[int, int] = {}
-        """How many clients have an item that is in memory, by its id."""
-        self._held = 0
-
-    def copy(self) -> ClientStates:
-        """An independent mapping; the states themselves are shared, those in the file too."""
-        other = ClientStates(self.memory)
-        other._file, other._held = self._file, self._held
-        other._records, other._sharers = dict(self._records), dict(self._sharers)
-        return other
-
-    def at_rest(self) -> StatesAtRest:
-        """All states as they are held, what is in the file unread: they stay what they are while this dict lives."""
-        return StatesAtRest(self._records)
-
-    def __getitem__(self, client: int) -> ClientState:
-        return at_hand(self._records[client])
-
-    def held(self, client: int) -> Held:
-        """A client's state as it is held: what is in the file is unread."""
-        return self._records[client]
+        """`memory`: the bytes of states that stay in memory. Later ones go to a file in the folder for temporary
+        files (TMPDIR), which only this process sees and which ends with it."""
+        super().__init__()
+        self.memory, self._shelf = memory, _Shelf(memory)
 
     def __setitem__(self, client: int, state: ClientState) -> None:
-        self._let_go(client)
-        self._records[client] = {name: self._placed(item) for name, item in state.items()}
+        self.data[client] = ClientState({name: self._shelf.keep(item) for name, item in state.stored.items()})
 
-    def __delitem__(self, client: int) -> None:
-        self._let_go(client)
-        del self._records[client]
-
-    def __contains__(self, client: object) -> bool:
-        return client in self._records
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._records)
-
-    def __len__(self) -> int:
-        return len(self._records)
+    def copy(self) -> ClientStates:
+        """An independent mapping that shares the states themselves."""
+        self._shelf.file.release_pages()
+        return copy(self)
 
     @property
-    def in_file(self) -> int:
-        """How many clients have something in the file."""
-        return sum(
-            any(isinstance(item, Stored) for item in record.values()) for record in self._records.values()
-        )
-
-    def _placed(self, item: Item) -> Item | Stored:
-        """The item in the file, where it is there already; in memory, where there is room or it is there; else in the
-        file."""
-        if there := self._file.place_of(item):
-            return there
-        size = _tensor(item).nbytes
-        known = self._sharers.get(id(item), 0)
-        if not known and self._held + size > self.memory:
-            return self._file.store(item)
-        self._sharers[id(item)] = known + 1
-        self._held += 0 if known else size
-        return item
-
-    def _let_go(self, client: int) -> None:
-        """Count a client's present state no longer."""
-        for item in self._records.get(client, {}).values():
-            if isinstance(item, Stored):
-                continue
-            self._sharers[id(item)] -= 1
-            if not self._sharers[id(item)]:
-                del self._sharers[id(item)]
-                self._held -= _tensor(item).nbytes
+    def bytes_in_file(self) -> int:
+        """Bytes of the items that lie in the file now."""
+        return self._shelf.file.used
 
 
-class StatesAtRest(dict[int, Mapping[str, "Item | Stored"]]):
-    """States of which some items, or all, are not in memory: a checkpoint is written from one, and gives one."""
+class InFile:
+    """An item in the file. Its tensors are views of the file, and keep its place reserved."""
+
+    # No tensor is stored for an item. Each tensor would leave a small block of the C library behind each large block
+    # that is freed, and the large blocks could not be used again.
+    __slots__ = ("__weakref__", "dtype", "length", "piece", "shape")
+
+    def __init__(self, piece: memoryview, values: torch.Tensor, length: int | None) -> None:
+        """`length`: the length of a mask; None for a tensor."""
+        self.piece, self.dtype, self.shape, self.length = piece, values.dtype, tuple(values.shape), length
+
+    def item(self) -> Item:
+        values = torch.frombuffer(self.piece, dtype=self.dtype).view(self.shape)
+        return values if self.length is None else PackedMask(values, self.length)
 
 
-class StateFile(Protocol):
-    """Where stored items lie."""
+class _Shelf:
+    """Stores items as long as something refers to them. An item that several clients share is stored once."""
 
-    def read(self, place: int, size: int) -> bytearray:
-        """So many bytes from there on."""
+    def __init__(self, memory: float) -> None:
+        self._room, self.file = memory, _MappedFile()
+        self._kept: WeakValueDictionary[int, Item | InFile] = WeakValueDictionary()
+        """The item or its copy in the file, by the id of the item."""
 
-    def free(self, place: int, size: int) -> None:
-        """Nobody refers to them any more."""
+    def keep(self, item: Item | StoredItem) -> Item | StoredItem:
+        """The item itself if it fits into the memory, else its copy in the file."""
+        if not isinstance(item, torch.Tensor | PackedMask):
+            return item
+        if (kept := self._kept.get(id(item))) is not None:
+            return kept
+        values, length = (item.bits, item.length) if isinstance(item, PackedMask) else (item, None)
+        if values.nbytes <= self._room:
+            self._room -= values.nbytes
+            finalize(item, self._make_room, values.nbytes).atexit = False
+            kept = item
+        else:
+            kept = InFile(self.file.copied(values), values, length)
+            finalize(item, self._kept.pop, id(item), None).atexit = False
+        self._kept[id(item)] = kept
+        return kept
+
+    def _make_room(self, size: int) -> None:
+        self._room += size
 
 
-class _StateFile:
-    """A file of items, made when the first one comes; the place of one that nobody refers to any more is reused."""
+class _MappedFile:
+    """A temporary file of tensors. A tensor's place is free again once nothing refers to it."""
 
     def __init__(self) -> None:
-        self._number: int | None = None
-        self._end = 0
-        self._free: dict[int, list[int]] = {}
-        self._stored: dict[int, tuple[ref[Item], ref[Stored]]] = {}
-        """By the id of an item that still lives: where it lies."""
+        self.used = 0
+        self._maps: list[mmap.mmap] = []
+        self._free: defaultdict[int, list[Place]] = defaultdict(list)
+        self._end = self._size = 0
 
-    def store(self, item: Item) -> Stored:
-        there = self._written(item)
-        self._stored[id(item)] = ref(item, partial(self._forget, id(item))), ref(there)
-        return there
-
-    def _forget(self, key: int, _: object) -> None:
-        self._stored.pop(key, None)
-
-    def place_of(self, item: Item) -> Stored | None:
-        """Where this very item lies already."""
-        known = self._stored.get(id(item))
-        return known[1]() if known and known[0]() is item else None
-
-    def _written(self, item: Item) -> Stored:
-        tensor = _tensor(item)
-        if self._number is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (open for as long as this object is)
-            self._number = self._file.fileno()
-        free = self._free.get(tensor.nbytes)
-        place = free.pop() if free else self._end
-        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-        written = 0
-        while written < len(data):
-            written += os.pwrite(self._number, data[written:], place + written)
-        self._end = max(self._end, place + len(data))
-        length = item.length if isinstance(item, PackedMask) else None
-        return Stored(self, place, tensor.nbytes, tensor.shape, tensor.dtype, tensor.device, length)
-
-    def read(self, place: int, size: int) -> bytearray:
-        assert self._number is not None
-        data = bytearray(size)
-        done = 0
-        while done < size:
-            done += os.preadv(self._number, [memoryview(data)[done:]], place + done)
-        return data
-
-    def free(self, place: int, size: int) -> None:
-        self._free.setdefault(size, []).append(place)
-
-
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """Where an item lies in the file, and what it was."""
-
-    file: StateFile
-    place: int
-    size: int
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-    mask_length: int | None
-
-    def read(self) -> Item:
-        data = self.file.read(self.place, self.size)
-        flat = torch.frombuffer(data, dtype=self.dtype) if data else torch.empty(0, dtype=self.dtype)
-        values = flat.view(self.shape)
-        return values.to(self.device) if self.mask_length is None else PackedMask(values, self.mask_length)
-
-    def __del__(self) -> None:
-        self.file.free(self.place, self.size)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """To another process travels what is in the file."""
-        return _arrived, (self.read(),)
-
-
-Held: TypeAlias = "Mapping[str, Item | Stored]"
-"""A state, perhaps with items that are read from the file only when they are needed."""
-
-
-def at_hand(state: Held) -> ClientState:
-    """A state with all its items read."""
-    if isinstance(state, ClientState):
-        return state
-    return ClientState(
-        {name: item.read() if isinstance(item, Stored) else item for name, item in state.items()}
-    )
-
-
-def _arrived(item: Item) -> Item:
-    return item
-
-
-def _tensor(item: Item) -> torch.Tensor:
-    return item.bits if isinstance(item, PackedMask) else item
-
-
-def saved_states(saved: Saved, first: ClientState, like: torch.Tensor, memory: float) -> ClientStates:
-    """The states of a checkpoint's `clients`, on the device of the weights `like` [total].
-
-    Item by item, so that what is beyond `memory` (bytes) never is in memory all at once. Those which clients share
-    with `first`, the state before a first visit, they go on sharing with this run's. Raises `Misfit`.
-    """
-    shared: dict[int, Item] = {}
-    saved["first"].mapping(first)
-    for name, item in first.items():
-        theirs = saved["first"][name]
-        _check(theirs, item, name, like)
-        shared[id(theirs.value)] = item
-    clients, states = saved["clients"], ClientStates(memory)
-    holders = Counter(id(item) for record in clients.mapping().values() for item in _items(record))
-
-    def placed(item: Saved, name: str) -> Item:
-        key = id(item.value)
-        if key in shared:
-            return shared[key]
-        held = Saved(item.value.read(), item.where) if isinstance(item.value, Stored) else item
-        _check(held, first.get(name), name, like)
-        here: Item = held.value.to(like.device) if isinstance(held.value, torch.Tensor) else held.value
-        if holders[key] > 1:
-            shared[key] = here
-        return here
-
-    for client, record in clients.items():
-        if missing := set(first) - set(record.mapping()):
-            raise record.misfit(f"a record with {min(missing)}")
-        states[client.integer()] = ClientState(
-            {name.text(): placed(item, name.text()) for name, item in record.items()}
+    def copied(self, values: torch.Tensor) -> memoryview:
+        """The part of the file with a copy of a tensor. Raises `OSError` if the disk is full."""
+        data = as_bytes(values)
+        map, at, start = place = (
+            self._free[len(data)].pop() if self._free[len(data)] else self._new(len(data))
         )
-    return states
+        written = 0
+        while written < len(data):  # not copied to the map: on a full disk that would end the process
+            written += os.pwrite(self._file.fileno(), data[written:], start + written)
+        piece = memoryview(map)[at : at + len(data)]
+        finalize(piece, self._release, len(data), place).atexit = False
+        self.used += len(data)
+        return piece
 
+    def release_pages(self) -> None:
+        """Release the memory of pages that were read from the file."""
+        for map in self._maps:
+            map.madvise(mmap.MADV_DONTNEED)
 
-def _items(record: object) -> Iterable[object]:
-    return record.values() if isinstance(record, Mapping) else ()
+    def _release(self, size: int, place: Place) -> None:
+        self.used -= size
+        self._free[size].append(place)
 
-
-def _check(saved: Saved, first: Item | None, name: str, like: torch.Tensor) -> None:
-    """Raise `Misfit` unless an item is as that of the first state; where that has none, unless it is an item."""
-    if isinstance(first, torch.Tensor):
-        saved.tensor(first.dtype, first.shape)
-    elif first is not None or name == MASK:
-        saved.mask(len(like) if first is None else first.length)
-    elif isinstance(saved.value, PackedMask):
-        saved.mask()
-    else:
-        saved.tensor()
+    def _new(self, size: int) -> Place:
+        if not self._maps:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (open for as long as this object is)
+        if self._end + size > self._size:
+            self._end, length = self._size, -(-size // CHUNK) * CHUNK
+            self._size += length
+            os.ftruncate(self._file.fileno(), self._size)
+            self._maps.append(mmap.mmap(self._file.fileno(), length, offset=self._end))
+        start = self._end
+        self._end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return self._maps[-1], start - (self._size - len(self._maps[-1])), start

@@ -1,4 +1,4 @@
-"""Testing the models of the clients, each on its client's own test set."""
+"""Tests of the clients' models, each on its client's test set."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from itertools import islice
 import numpy as np
 import torch
 
+from fedspa.core.client import Mixture
 from fedspa.core.client_state import ClientState
-from fedspa.core.errors import UserError
 from fedspa.core.records import Spread
 from fedspa.data.examples import Examples
-from fedspa.federated.client_states import Held
 from fedspa.federated.scores import ClientScores, Kept
 from fedspa.metrics.base import Metric
 from fedspa.training.base import Engine
 
 Scores = dict[str, np.ndarray]
-"""By metric: float64, one score a client, in the order of the clients asked for."""
+"""The scores by metric: float64, one for each requested client, in their order."""
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A model that the server can make by itself after a round."""
+    """A model that the server can make without a client after a round."""
 
     kind: str
-    """global, or personal."""
-    state: Held = field(default_factory=ClientState)
-    """Of the client whose personal model it is; read from the file only when the model is made."""
+    """The kind of model: global or personal."""
+    state: ClientState = field(default_factory=ClientState)
+    """The state of the client whose personal model it is."""
 
 
 @dataclass(frozen=True, eq=False)
 class PredictionBatch:
-    """A job: a model makes its predictions for one batch. What it sees is fixed here, and not by who does the job, so
-    that rounding is the same however many processes share the tests."""
+    """A job: one model predicts one batch.
+
+    The batch is fixed here, so that rounding is the same for any number of processes.
+    """
 
     model: Model
     evaluator: int
-    """Which of the evaluators holds the examples."""
+    """The index of the evaluator with the examples."""
     rows: np.ndarray
     """int64 [n], at most a batch."""
 
@@ -48,7 +49,7 @@ class PredictionBatch:
 class Evaluator:
     """Tests models on the clients' rows of one set of examples.
 
-    A model that several clients share sees each of their examples once: the global model of a whole federation
+    A model that several clients share predicts each of their examples once. So the global model of a whole federation
     costs one pass over the test set.
     """
 
@@ -60,22 +61,22 @@ class Evaluator:
         classes: int,
         batch_size: int,
     ) -> None:
-        """`rows[k]` int64: the examples of client k; each has at least one. `classes`: 0 where targets are numbers.
-
-        Raises `UserError` for a metric that does not fit the targets.
         """
-        for name, metric in metrics.items():
-            if metric.of_numbers != examples.of_numbers:
-                kinds = ("classes", "numbers")
-                raise UserError(
-                    f"metric={name} compares {kinds[metric.of_numbers]}, but the targets of this data set are "
-                    f"{kinds[examples.of_numbers]}: use another metric."
-                )
+        Args:
+            rows: int64; `rows[k]` are the examples of client k, at least one.
+            metrics: they must fit the targets.
+            classes: 0 if the targets are numbers.
+        """
         self._examples, self.metrics = examples, metrics
         self._rows, self._classes, self._batch_size = rows, classes, batch_size
 
+    @property
+    def of_numbers(self) -> bool:
+        """True if the targets are numbers (a regression), not classes."""
+        return self._examples.of_numbers
+
     def images(self, clients: np.ndarray) -> np.ndarray:
-        """How many examples each of these clients is tested on: int64 [n]."""
+        """The number of test examples of each of these clients: int64 [n]."""
         return np.array([len(self._rows[client]) for client in clients], np.int64)
 
     def batches(self, clients: Sequence[int]) -> list[np.ndarray]:
@@ -83,24 +84,24 @@ class Evaluator:
         union = self.union(clients)
         return np.split(union, range(self._batch_size, len(union), self._batch_size))
 
-    def predict(self, engine: Engine, weights: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-        """What a model [total] predicts for `rows` (int64 [n]): classes, int64 [n], or numbers, float [n, K]."""
-        return engine.predict(weights, self._examples, torch.from_numpy(rows), self._batch_size)
+    def predict(self, engine: Engine, model: torch.Tensor | Mixture, rows: np.ndarray) -> torch.Tensor:
+        """A model's [total] predictions for `rows` (int64 [n]): classes, int64 [n], or numbers, float [n, K]."""
+        return engine.predict(model, self._examples, torch.from_numpy(rows), self._batch_size)
 
     def score(self, predictions: Iterable[tuple[Sequence[int], torch.Tensor]]) -> Scores:
-        """Scores of the clients of each model, from what it predicts for all their `batches`.
+        """The scores of the clients of each model, from its predictions for all their `batches`.
 
-        They are taken on the CPU: of few numbers in many small pieces. All predictions come there at once.
+        They are computed on the CPU, because they are many small operations. All predictions are copied there at once.
         """
         models, answers = zip(*predictions, strict=True)
-        come = torch.cat(answers).cpu().split([len(answer) for answer in answers])
+        on_cpu = torch.cat(answers).cpu().split([len(answer) for answer in answers])
         predicted, targets = [], []
-        for clients, answer in zip(models, come, strict=True):
+        for clients, answer in zip(models, on_cpu, strict=True):
             union = self.union(clients)
             for client in clients:
-                own = self._rows[client]
-                predicted.append(answer[torch.from_numpy(np.searchsorted(union, own))])
-                targets.append(self._examples.targets_of(torch.from_numpy(own)))
+                rows = self._rows[client]
+                predicted.append(answer[torch.from_numpy(np.searchsorted(union, rows))])
+                targets.append(self._examples.targets_of(torch.from_numpy(rows)))
         missing = math.nan if self._examples.of_numbers else -1
         padded_targets = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=missing)
         padded = torch.nn.utils.rnn.pad_sequence(predicted, batch_first=True)
@@ -114,13 +115,19 @@ class Evaluator:
         return np.unique(np.concatenate([self._rows[client] for client in clients]))
 
 
-def score_one(
+def predict_all(
     evaluators: Iterable[Evaluator], engine: Engine, weights: torch.Tensor, clients: Sequence[int]
+) -> list[torch.Tensor]:
+    """A model's [total] predictions on every set of examples, for all rows of `clients`."""
+    return [evaluator.predict(engine, weights, evaluator.union(clients)) for evaluator in evaluators]
+
+
+def scored(
+    evaluators: Iterable[Evaluator], predictions: Iterable[torch.Tensor], clients: Sequence[int]
 ) -> Scores:
-    """Scores of one model [total] for each of `clients`, on every set of examples."""
+    """The scores of each of `clients`, from the predictions of `predict_all`."""
     scores: Scores = {}
-    for evaluator in evaluators:
-        predicted = evaluator.predict(engine, weights, evaluator.union(clients))
+    for evaluator, predicted in zip(evaluators, predictions, strict=True):
         scores |= evaluator.score([(clients, predicted)])
     return scores
 
@@ -130,11 +137,11 @@ def score_models(
     models: Sequence[tuple[Model, Sequence[int]]],
     run: Callable[[Sequence[PredictionBatch]], Iterable[torch.Tensor]],
 ) -> Kept:
-    """Scores by kind of model, on every set of examples.
+    """The scores by kind of model, on every set of examples.
 
     Args:
-        models: each with the clients that it is a model of; of a kind, a client has at most one.
-        run: has the jobs done and gives the predictions of each, in their order.
+        models: each model with its clients. A client has at most one model of each kind.
+        run: runs the jobs, and returns the predictions of each, in their order.
     """
     tests = [
         (model, clients, number, evaluator.batches(clients))
@@ -149,21 +156,25 @@ def score_models(
         predictions.setdefault((model.kind, number), []).append((clients, predicted))
     scores: Kept = {}
     for (kind, number), by_model in predictions.items():
-        whose = [client for clients, _ in by_model for client in clients]
+        tested = [client for clients, _ in by_model for client in clients]
         for metric, values in evaluators[number].score(by_model).items():
-            scores.setdefault(kind, {})[metric] = ClientScores().updated(whose, values)
+            scores.setdefault(kind, {})[metric] = ClientScores().updated(tested, values)
     return scores
 
 
 def spreads(evaluators: Sequence[Evaluator], kept: Kept, weighting: str) -> dict[str, dict[str, Spread]]:
-    """How scores are spread over their clients, by kind of model and metric.
+    """The statistics of scores over their clients, by kind of model and metric.
 
-    `weighting`: as `eval.weighting`, clients or images.
+    `weighting`: clients or images, as `eval.weighting`.
     """
-    holders = {metric: evaluator for evaluator in evaluators for metric in evaluator.metrics}
+    by_metric_name = {metric: evaluator for evaluator in evaluators for metric in evaluator.metrics}
 
     def spread(metric: str, scores: ClientScores) -> Spread:
-        return scores.spread(None if weighting == "clients" else holders[metric].images(scores.clients))
+        evaluator = by_metric_name[metric]
+        return scores.spread(
+            None if weighting == "clients" else evaluator.images(scores.clients),
+            lower_is_better=not evaluator.metrics[metric].higher_is_better,
+        )
 
     return {
         kind: {metric: spread(metric, scores) for metric, scores in by_metric.items()}

@@ -1,4 +1,4 @@
-"""What does not go as it should in a round: noted, counted, and where the policy says so the end of the run."""
+"""Faults in a round: they are recorded and counted, and end the run if the policy says so."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedspa.federated.faults import Fault
 from fedspa.federated.jobs import CompletedUpdate, FailedUpdate, UpdateJob
 
 EMPTY_ROUND = "empty_round"
-"""The event of a round of which nothing is left. The other kinds are those of `Fault`."""
+"""The event of a round without any accepted update. The other kinds are those of `Fault`."""
 
 
 class RoundEvents:
@@ -22,17 +22,17 @@ class RoundEvents:
     ) -> None:
         """
         Args:
-            training: what a sentence on divergence advises to change.
-            totals: how many events of each kind there were before the round.
-            updates: how many clients take part in the round.
+            training: the settings that a message on divergence advises to change.
+            totals: the number of events of each kind before the round.
+            updates: the number of clients that take part in the round.
         """
         self.events: list[Event] = []
         self.totals = dict(totals)
-        """How many of each kind there were in the run so far, this round included."""
+        """The number of events of each kind in the run so far, with this round."""
         self._settings, self._training, self._left = settings, training, updates
 
     def note(self, job: UpdateJob, result: CompletedUpdate | FailedUpdate) -> None:
-        """Take note of how an update ended. Raises `UserError` where the run may not go on without it."""
+        """Record how an update ended. Raises `UserError` if the run may not go on without it."""
         if isinstance(result, FailedUpdate):
             self._add(job.round, job.client, result.reason, "left out", result.detail)
             self._check_policy(result)

@@ -1,4 +1,4 @@
-"""An executor has the clients' jobs done: in this process, or elsewhere."""
+"""An executor runs the clients' jobs, in this process or in others."""
 
 from __future__ import annotations
 
@@ -11,24 +11,29 @@ from fedspa.federated.jobs import Job
 
 
 class Executor(Protocol):
-    """Has a runner do jobs, all from the same state of the server."""
+    """Runs jobs with a client runner, all from the same state of the server."""
 
     def run(self, jobs: Sequence[Job], server: ServerState) -> Iterator[Any]:
-        """What `ClientRunner.perform` gives for each job, in their order, whatever the order in which they end."""
+        """The results of `ClientRunner.perform` for each job, in the order of the jobs."""
 
     def close(self) -> None:
-        """Give back what the executor holds."""
+        """Release the executor's processes and memory."""
+
+
+AHEAD = 16
+"""The largest number of results that wait in memory while an engine queues the work of other jobs."""
 
 
 class InProcess:
-    """One job after another, in this process."""
+    """Runs all jobs in this process: one after another, or several at a time if the engine has lanes."""
 
     def __init__(self, runner: ClientRunner) -> None:
         self._runner = runner
 
     def run(self, jobs: Sequence[Job], server: ServerState) -> Iterator[Any]:
-        for job in jobs:
-            yield self._runner.perform(job, server)
+        together = AHEAD if self._runner.setup.engine.lanes else 1
+        for first in range(0, len(jobs), together):
+            yield from self._runner.perform_all(jobs[first : first + together], server)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""

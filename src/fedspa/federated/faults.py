@@ -1,7 +1,7 @@
-"""Faults of a federation, and which of them are simulated where: drawn from the run's seed.
+"""The faults of a federation. Simulated faults are drawn from the run's seed.
 
-A simulated fault is a function of (seed, round, client), and lateness also of who else takes part: neither the
-order of the visits nor the number of workers can change it.
+A simulated fault depends on (seed, round, client) alone; lateness depends on the other participants too. Neither the
+order of the client updates nor the number of workers can change it.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from fedspa.core.randomness import numpy_generator
 from fedspa.core.settings import FaultSettings
 
 MOST_FLIPPED = 16
-"""Bits that flip in a damaged message, at most."""
+"""The largest number of flipped bits in a damaged message."""
 
 
 class Fault(StrEnum):
-    """Why a visit leaves nothing, or not what it should. The first four are simulated, in the order in which they
-    would happen: where two of them are drawn, only the first does."""
+    """The reason why a client update is lost, refused or changed.
+
+    The first four are simulated, in the order in which they would happen. If two are drawn, only the first happens.
+    """
 
     DROPOUT = "dropout"
     """The client never answers."""
     LATE = "late"
-    """Its update comes after the deadline."""
+    """The client's update comes after the deadline."""
     LOST = "lost"
-    """Its update never arrives."""
+    """The client's update never arrives."""
     CORRUPT = "corrupt"
-    """Bits of its update flipped on the way, so that its checksum is wrong."""
+    """Bits of the client's update flipped on the way, so that its checksum is wrong."""
     DIVERGED = "diverged"
-    """Its loss, weights, gradient or update are not finite."""
+    """The client's loss, weights, gradient or update are not finite."""
     NORM_BOUND = "norm_bound"
-    """Its update is longer than `faults.norm_bound`."""
+    """The client's update is longer than `faults.norm_bound`."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,10 @@ class FaultModel:
     settings: FaultSettings
     seed: int
     samples: Callable[[int], int]
-    """How many samples a visit to a client trains on, up to a common factor."""
+    """The samples that a client's update trains on, up to a common factor."""
 
     def draw(self, round: int, participants: Sequence[int]) -> dict[int, Fault]:
-        """What happens to which of the participants of a round (counted from 0)."""
+        """The fault of each participant of a round (from 0) that has one."""
         settings = self.settings
         faults = {
             client: Fault.DROPOUT
@@ -67,7 +69,7 @@ class FaultModel:
         return faults
 
     def duration(self, round: int, client: int) -> float:
-        """How long a visit takes, in no particular unit."""
+        """The duration of a client update, without a unit."""
         normal = numpy_generator(self.seed, "faults/duration", round, client).standard_normal()
         return self.samples(client) * math.exp(self.settings.straggler_spread * normal)
 

@@ -1,4 +1,4 @@
-"""The jobs that clients do in a run, and the results of an update."""
+"""The jobs of clients in a run, and the results of an update."""
 
 from __future__ import annotations
 
@@ -8,46 +8,45 @@ from typing import TypeAlias
 import torch
 
 from fedspa.core.client import ClientUpdate
+from fedspa.core.client_state import ClientState
 from fedspa.core.records import Costs
 from fedspa.core.server import ServerState
-from fedspa.federated.client_states import Held
 from fedspa.federated.evaluation import PredictionBatch, Scores
 from fedspa.federated.faults import Fault
 
 
 @dataclass(frozen=True)
 class UpdateJob:
-    """A client updates its model in a round."""
+    """A job: a client updates its model in a round."""
 
     round: int
-    """From 0."""
+    """The round, from 0."""
     client: int
     first: bool
-    """Whether the client has not completed any update yet."""
-    state: Held
-    """Read from the file only when the job begins."""
+    """True if the client has not completed any update yet."""
+    state: ClientState
     fault: Fault | None = None
-    """A simulated fault that the update meets."""
+    """A simulated fault of this update."""
     message: ServerState | None = None
-    """What this client is sent, where that differs by client."""
+    """The message to this client; None if all clients get the same."""
     prepares: bool = False
-    """Whether it is the step before round 1."""
+    """True for the step before round 1."""
 
 
 @dataclass(frozen=True)
 class FineTuneJob:
-    """A client trains a copy of the final global weights once more, at the end of the run."""
+    """A job: a client trains a copy of the final global weights at the end of the run."""
 
     round: int
-    """Completed rounds."""
+    """The number of completed rounds."""
     client: int
     epochs: int
-    own: Held = field(default_factory=dict)
-    """The layers that the client keeps to itself."""
+    own: ClientState = field(default_factory=ClientState)
+    """The client's personal layers."""
 
 
 OPTIONAL = ("mask", "local")
-"""The vectors of an update that not every run has a use for."""
+"""The vectors of an update that some runs do not use."""
 
 Job: TypeAlias = UpdateJob | FineTuneJob | PredictionBatch
 """The work that needs the network, the data and the global weights."""
@@ -55,37 +54,37 @@ Job: TypeAlias = UpdateJob | FineTuneJob | PredictionBatch
 
 @dataclass(frozen=True)
 class CompletedUpdate:
-    """An update that the server takes."""
+    """An update that the server accepts."""
 
     update: ClientUpdate
-    """`state` is always set."""
+    """The client's update. Its `state` is always set."""
     loss: torch.Tensor
-    """float64 scalar: the mean over the samples trained on."""
+    """The mean loss over the trained samples: float64 scalar."""
     samples: int
     costs: Costs
     seconds: dict[str, float]
-    """By phase."""
+    """Wall-clock seconds by phase."""
     local_scores: Scores = field(default_factory=dict)
-    """Of the local model, where the method has one."""
+    """The scores of the local model, if the method has one."""
     clipped_from: float | None = None
-    """The L2 norm that the update had before it was clipped; None where it was not."""
+    """The L2 norm of the update before it was clipped; None if it was not."""
 
 
 @dataclass(frozen=True)
 class FailedUpdate:
-    """An update that leaves nothing but its costs: the client's state stays as it was."""
+    """An update that failed. Only its costs count, and the client's state does not change."""
 
     reason: Fault
     detail: str
-    """A sentence on what happened."""
+    """A sentence about the failure."""
     costs: Costs
     seconds: dict[str, float]
 
 
 class UpdateFailed(Exception):
-    """An update does not reach the server, or the server does not take it. The message says what happened."""
+    """Raised if an update does not reach the server, or the server refuses it. The message says why."""
 
     def __init__(self, reason: Fault, detail: str, costs: Costs) -> None:
-        """`costs`: what the update cost all the same."""
+        """`costs`: the costs of the failed update."""
         super().__init__(detail)
         self.reason, self.costs = reason, costs

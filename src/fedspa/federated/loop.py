@@ -24,9 +24,10 @@ from fedspa.federated.sampling import sample_clients, sample_tested
 from fedspa.federated.scores import merged
 from fedspa.federated.server import Server
 from fedspa.federated.state import FederationState
+from fedspa.methods.checking import check_targets
 
 OnUpdate = Callable[[UpdateJob, torch.Tensor, CompletedUpdate], None]
-"""Sees a completed update, its job, and the global weights [total] that it started from."""
+"""Called with a job, the global weights [total] that its update started from, and the completed update."""
 
 
 class FederatedLoop:
@@ -44,14 +45,16 @@ class FederatedLoop:
     ) -> None:
         """
         Args:
-            runner: does a client's part; `executor` shares its jobs out.
+            runner: does a client's part. `executor` distributes its jobs.
             initial: the start of the federation.
             on_update: called for every completed update, in client order.
-            state_memory: bytes of clients' states that are kept in memory, the others go to a file.
+            state_memory: the bytes of clients' states that stay in memory. The others go to a file.
         """
         self._runner, self._executor, self._on_update = runner, executor, on_update
         self._setup, self._method = runner.setup, runner.method
         self._federation, self._evaluation = federation, evaluation
+        for evaluator in runner.evaluators:
+            check_targets(runner.method, evaluator.of_numbers)
         self._server = Server(self._method, self._setup, federation.clients)
         tested = sample_tested(self._setup.seed, federation.clients, evaluation.clients)
         self.tests = ModelTests(runner, executor, tested)
@@ -59,7 +62,7 @@ class FederatedLoop:
         self.state = FederationState.start(runner, initial, state_memory)
 
     def rounds(self) -> Iterator[RoundRecord]:
-        """Run the rounds that are left, one for each item taken."""
+        """Run the remaining rounds, one for each item taken."""
         while self.state.round < self._federation.rounds:
             clock = Clock()
             with clock("total"):
@@ -71,12 +74,11 @@ class FederatedLoop:
         return self.state.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave. Raises `Misfit`, and then changes nothing."""
-        metrics = [name for evaluator in self._runner.evaluators for name in evaluator.metrics]
-        self.state = self.state.loaded(state, self._federation.clients, self._federation.rounds, metrics)
+        """Restore the state of `state_dict`."""
+        self.state = self.state.loaded(state)
 
     def _round(self, clock: Clock) -> tuple[FederationState, RoundRecord]:
-        """The next round: the state after it, and its record."""
+        """Run the next round. Returns the state after it, and its record."""
         state, t = self.state.draft(), self.state.round
         prepared = self._prepare(state, clock) if t == 0 and self._method.prepares else Costs()
 
@@ -100,12 +102,12 @@ class FederatedLoop:
                 aggregator.add(result.update, self._server.weight(job.client))
             state.remember(job.client, result.update)
 
-        # 3. The server moves its weights.
+        # 3. The server updates its weights.
         with clock("aggregate"):
             state.server = self._server.update(state.server, aggregator, round=t + 1)
         state.round = t + 1
 
-        # 4. Evaluate: local models are tested where they were trained, the others here.
+        # 4. Evaluate: local models were tested by the jobs above, the others are tested here.
         state.scores = merged(state.scores, {"local": by_metric(tally.local_scores)})
         tested = state.round % self._evaluation.every == 0 or state.round == self._federation.rounds
         if tested:
@@ -128,17 +130,17 @@ class FederatedLoop:
             scores=spreads(self._runner.evaluators, state.scores, self._evaluation.weighting)
             if tested
             else {},
-            extras=self._method.describe(t),
+            extras={**self._method.describe(t), **state.explored()},
             seconds=clock.seconds,
             events=tuple(events.events),
             total_events=events.totals,
         )
 
     def _prepare(self, state: FederationState, clock: Clock) -> Costs:
-        """The step before round 1: all clients send something, the server takes it. Returns what that costs."""
+        """The step before round 1: all clients send a message, and the server uses it. Returns the costs."""
         aggregator, costs = self._server.aggregator(), Costs()
         jobs = [
-            UpdateJob(0, client, first=True, state=state.held(client), prepares=True)
+            UpdateJob(0, client, first=True, state=state.stored_state(client), prepares=True)
             for client in range(self._federation.clients)
         ]
         for job, result in zip(jobs, self._executor.run(jobs, state.server), strict=True):

@@ -1,4 +1,4 @@
-"""The messages between the server and one client: what arrives, what they cost, and what happens to them on the way."""
+"""The messages between the server and one client: their content, their costs, and simulated damage on the way."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from fedspa.communication.link import Link
 from fedspa.communication.wire import WireError
 from fedspa.core.client import ClientUpdate
+from fedspa.core.client_state import MASK
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.randomness import numpy_generator
 from fedspa.core.records import Costs
@@ -25,23 +26,37 @@ _BYTES = torch.empty(0, dtype=torch.uint8)
 
 @dataclass(frozen=True)
 class Messages:
-    """Takes the server's state down to a client, and its update up to the server."""
+    """Carries the server's state to a client, and the client's update to the server."""
 
     network: NetworkCosts
     seed: int
     link: Link | None = None
-    """Takes all messages through the wire format; None hands them over as they are."""
+    """Encodes all messages in the wire format; None passes them on unchanged."""
 
-    def down(self, client: LocalClient, server: ServerState) -> tuple[ServerState, Costs]:
-        """The server's state as the client receives it, under the mask that both sides know, and what that costs."""
-        mask = client.state.mask
-        active = None if mask is None else client.count(client.mask)
-        costs = down_costs(self.network, active, client.first, _values(server.tensors))
-        if self.link is None:
-            return server, costs
-        received, encoded = self.link.down(
-            server, mask, round=client.round, client=client.id, first=client.first
-        )
+    def down(
+        self, client: LocalClient, server: ServerState, dense: bool = False
+    ) -> tuple[ServerState, Costs]:
+        """The server's state as the client receives it, and the costs of the message.
+
+        The weights travel under the mask that both sides know, or under the server's mask, which the client then uses.
+        `dense`: all weights travel, for any mask.
+        """
+        known, shared = client.state.mask, server.mask
+        received, encoded = server, 0
+        if self.link is not None:
+            received, encoded = self.link.down(
+                server, None if dense else known, round=client.round, client=client.id, first=client.first
+            )
+        new_mask = shared is not None and shared != known
+        if new_mask:
+            assert received.mask is not None
+            client.state |= {MASK: received.mask}
+        active = None if dense or client.state.mask is None else client.count(client.mask)
+        costs = down_costs(self.network, active, client.first, _values(server.further), new_mask)
+        if server.neighbours is not None and active is not None:  # all masks have the same number of ones
+            masks = self.network.mask_bytes(active)
+            costs = replace(costs, mask_bytes=masks) * server.neighbours
+            encoded = (encoded + masks) * server.neighbours if encoded else 0
         return received, replace(costs, encoded_bytes=encoded)
 
     def up(
@@ -52,14 +67,14 @@ class Messages:
         fault: Fault | None,
         costs: Costs,
     ) -> tuple[ClientUpdate, Costs]:
-        """The update as the server reads it, and `costs` with those of the message.
+        """The update as the server reads it, and `costs` plus those of the message.
 
         Args:
-            known: the mask that both sides knew before; None where the model is dense.
-            fault: a simulated fault that the message meets.
-            costs: of the update so far.
+            known: the mask that both sides knew before; None for a dense model.
+            fault: a simulated fault of the message.
+            costs: the costs of the update so far.
 
-        Raises `UpdateFailed` where the message does not arrive, comes too late, or cannot be read.
+        Raises `UpdateFailed` if the message does not arrive, comes too late, or cannot be read.
         """
         if update.update is None and not update.tensors:
             return update, costs
@@ -85,7 +100,7 @@ class Messages:
         return update, costs
 
     def _up_costs(self, client: LocalClient, update: ClientUpdate, known: PackedMask | None) -> Costs:
-        """The costs of the update's message: a mask travels where it changed, or where only the client knows it."""
+        """The costs of the update's message. A mask travels if it changed, or if only the client knows it."""
         assert update.state is not None
         sent, next_mask = update.mask, update.state.mask
         next_active = None
@@ -99,5 +114,5 @@ class Messages:
 
 
 def _values(tensors: Mapping[str, torch.Tensor]) -> int:
-    """How many numbers they hold."""
+    """The number of values in the tensors."""
     return sum(tensor.numel() for tensor in tensors.values())

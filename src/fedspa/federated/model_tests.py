@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fedspa.core.client_state import ClientState
 from fedspa.federated.client_runner import ClientRunner
-from fedspa.federated.client_states import Held
 from fedspa.federated.evaluation import Model, Scores, score_models
 from fedspa.federated.executor import Executor
 from fedspa.federated.jobs import FineTuneJob
@@ -25,44 +25,47 @@ class ModelTests:
     runner: ClientRunner
     executor: Executor
     clients: Sequence[int]
-    """Whose models are tested."""
+    """The clients whose models are tested."""
 
     def scores(self, state: FederationState) -> Kept:
-        """The scores of the global and the personal models, where the method has them, beside those known so far.
+        """The scores of the global and the personal models, if the method has them, merged into the earlier scores.
 
-        Afterwards no client counts as changed.
+        Afterwards no client is marked as changed.
         """
-        method, own = self.runner.method, self.runner.setup.own_layers
+        method, layers = self.runner.method, self.runner.setup.own_layers
         models: list[tuple[Model, Sequence[int]]] = []
         if "global" in method.kinds:
-            if own.first:
-                held = ((client, own.of(state.held(client))) for client in self.clients)
-                models += _by_state("global", held)
+            if layers.first:
+                states = ((client, layers.of(state.stored_state(client))) for client in self.clients)
+                models += _by_state("global", states)
             else:
                 models.append((Model("global"), self.clients))
         if "personal" in method.kinds:
-            models += _by_state("personal", ((client, state.held(client)) for client in self._due(state)))
+            models += _by_state(
+                "personal", ((client, state.stored_state(client)) for client in self._due(state))
+            )
             state.changed = set()
         run = partial(self.executor.run, server=state.server)
         return merged(state.scores, score_models(self.runner.evaluators, models, run))
 
     def _due(self, state: FederationState) -> Iterable[int]:
-        """The clients whose personal models may differ from when they were tested last."""
+        """The clients whose personal models may have changed since their last test."""
         if self.runner.method.personal_is_own and "personal" in state.scores:
             return [client for client in self.clients if client in state.changed]
         return self.clients
 
     def finetune(self, state: FederationState, epochs: int) -> dict[str, ClientScores]:
-        """Scores, by metric, after every client trained a copy of the final global weights once more."""
-        own = self.runner.setup.own_layers
+        """The scores, by metric, after every client trained a copy of the final global weights."""
+        layers = self.runner.setup.own_layers
         jobs = [
-            FineTuneJob(state.round, client, epochs, own.of(state.held(client))) for client in self.clients
+            FineTuneJob(state.round, client, epochs, layers.of(state.stored_state(client)))
+            for client in self.clients
         ]
         by_client = list(self.executor.run(jobs, state.server))
         return by_metric(dict(zip(self.clients, by_client, strict=True)))
 
     def finetune_flops(self, epochs: int) -> int | None:
-        """The FLOPs of `finetune`, which the costs of the rounds leave out."""
+        """The FLOPs of `finetune`. They are not part of the rounds' costs."""
         setup = self.runner.setup
         samples = sum(
             setup.training.samples(len(setup.client_rows[client]), epochs) for client in self.clients
@@ -71,18 +74,19 @@ class ModelTests:
 
 
 def by_metric(scores: Mapping[int, Scores]) -> dict[str, ClientScores]:
-    """The scores of clients that were tested one by one, by metric."""
+    """The scores by metric, from clients that were tested one by one."""
     metrics = next(iter(scores.values()), {})
     return {
-        metric: ClientScores().updated(list(scores), np.concatenate([own[metric] for own in scores.values()]))
+        metric: ClientScores().updated(
+            list(scores), np.concatenate([each[metric] for each in scores.values()])
+        )
         for metric in metrics
     }
 
 
-def _by_state(kind: str, states: Iterable[tuple[int, Held]]) -> list[tuple[Model, list[int]]]:
-    """The models of clients in these states, each with its clients: those with one state have one model."""
+def _by_state(kind: str, states: Iterable[tuple[int, ClientState]]) -> list[tuple[Model, list[int]]]:
+    """The models of clients in these states, each with its clients. Clients with the same state share a model."""
     sharers: dict[Any, tuple[Model, list[int]]] = {}
-    for client, held in states:
-        identity = tuple((name, id(item)) for name, item in held.items())
-        sharers.setdefault(identity, (Model(kind, held), []))[1].append(client)
+    for client, state in states:
+        sharers.setdefault(state.identity, (Model(kind, state), []))[1].append(client)
     return list(sharers.values())

@@ -1,4 +1,4 @@
-"""What a round adds up while its updates come in: costs, loss, scores of local models, events."""
+"""The sums of a round, over its updates: costs, loss, scores of local models, events."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedspa.federated.jobs import CompletedUpdate, FailedUpdate, UpdateJob
 
 
 class RoundTally:
-    """Adds up the results of one round, in the order in which they come."""
+    """Adds up the results of one round, in the order of the calls."""
 
     def __init__(self, setup: ClientSetup, events: RoundEvents, clock: Clock, costs: Costs) -> None:
-        """`costs`: of what came before the updates."""
+        """`costs`: the costs of the step before the updates."""
         self._events, self._setup, self._clock = events, setup, clock
         self.costs, self.dense_costs = costs, Costs()
         self.samples = 0
@@ -24,7 +24,7 @@ class RoundTally:
         self._loss_sum = 0.0
 
     def add(self, job: UpdateJob, result: CompletedUpdate | FailedUpdate) -> None:
-        """Count one result. Raises `UserError` where the run may not go on without the update."""
+        """Count one result. Raises `UserError` if the run may not go on without the update."""
         rows = len(self._setup.client_rows[job.client])
         samples, answered = self._setup.training.samples(rows), job.fault is not Fault.DROPOUT
         self._clock.add(result.seconds)
@@ -39,5 +39,5 @@ class RoundTally:
 
     @property
     def loss(self) -> float | None:
-        """The mean over all samples trained on; None where there are none."""
+        """The mean loss over all trained samples; None if there are none."""
         return self._loss_sum / self.samples if self.samples else None

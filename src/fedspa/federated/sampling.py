@@ -1,4 +1,4 @@
-"""Which clients take part in a round. Apart from the loop, so that costs can be told without it."""
+"""Draws the clients that take part in a round. It is a module of its own, so that costs can be predicted with it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from fedspa.core.randomness import numpy_generator
 
 
 def sample_clients(seed: int, round: int, clients: int, count: int) -> list[int]:
-    """S_t: `count` of `clients`, uniformly without replacement, in ascending order.
+    """S_t: `count` of `clients`, drawn uniformly without replacement, in ascending order.
 
-    NumPy draws without a permutation of all clients where they are many: its time does not grow with them.
+    With many clients NumPy draws without a permutation of all of them, so the time does not grow with their number.
     """
     chosen = numpy_generator(seed, "participants", round).choice(clients, size=count, replace=False)
     return sorted(int(client) for client in chosen)
 
 
 def sample_tested(seed: int, clients: int, count: int | None) -> Sequence[int]:
-    """The clients whose global and personal models are tested, ascending: the same in every round.
+    """The clients whose global and personal models are tested, ascending; the same in every round.
 
-    All of them where `count` is None, or at least as many; else so many, drawn uniformly.
+    All of them if `count` is None or at least `clients`; else `count` of them, drawn uniformly.
     """
     if count is None or count >= clients:
         return range(clients)

@@ -1,49 +1,63 @@
-"""The scores of those clients that have one: kept without a place for each of very many others."""
+"""The scores of clients, stored only for clients that have one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from fedspa.core.records import Spread
-from fedspa.core.saved import Saved
 
 
 @dataclass(frozen=True, eq=False)
 class ClientScores:
-    """A score of some of a federation's clients. Never written into."""
+    """A score of some of a federation's clients. It is never changed in place."""
 
     clients: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """int64 [n], ascending, each once."""
+    """int64 [n], ascending, without repetition."""
     values: np.ndarray = field(default_factory=lambda: np.empty(0))
-    """float64 [n]; NaN where a metric says that there is none."""
+    """float64 [n]; NaN for a client without a score in this metric."""
+
+    @classmethod
+    def of(cls, clients: torch.Tensor, values: torch.Tensor) -> ClientScores:
+        """The scores from the result of `tensors`."""
+        return cls(clients.numpy().copy(), values.numpy().copy())
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Clients and values, for a checkpoint."""
+        return [torch.from_numpy(self.clients), torch.from_numpy(self.values)]
 
     def updated(self, clients: Sequence[int] | np.ndarray, values: np.ndarray) -> ClientScores:
-        """With the scores `values` [n] of `clients`, each once, in place of what they had."""
-        own = np.asarray(clients, np.int64)
-        stay = np.isin(self.clients, own, invert=True)
-        everyone = np.concatenate([self.clients[stay], own])
+        """A copy with the scores `values` [n] of `clients`, each once, in place of their earlier ones."""
+        new = np.asarray(clients, np.int64)
+        stay = np.isin(self.clients, new, invert=True)
+        everyone = np.concatenate([self.clients[stay], new])
         order = np.argsort(everyone)
         return ClientScores(everyone[order], np.concatenate([self.values[stay], values])[order])
 
     def dense(self, count: int) -> np.ndarray:
-        """float64 [count]: by client, NaN where one has none."""
+        """The scores as float64 [count] by client; NaN for a client without one."""
         values = np.full(count, np.nan)
         values[self.clients] = self.values
         return values
 
-    def spread(self, images: np.ndarray | None = None) -> Spread:
-        """Mean over clients, population standard deviation, 10th percentile, the worst tenth's mean.
+    def spread(self, images: np.ndarray | None = None, *, lower_is_better: bool = False) -> Spread:
+        """The mean over clients, population standard deviation, 10th percentile, and mean of the worst tenth.
 
-        At least one client has a score. Every client counts alike; with `images` int64 [n], those that each of the
-        clients was tested on, every image does, as if it had its client's score.
+        At least one client must have a score.
+
+        Args:
+            images: int64 [n], the test images of each client. Every image then counts alike, with its client's score.
+                None: every client counts alike.
+            lower_is_better: True for errors; the worst are then the highest.
         """
         has = ~np.isnan(self.values)
         known = np.sort(self.values[has] if images is None else self.values[has].repeat(images[has]))
-        worst = known[: math.ceil(len(known) / 10)]
+        tenth = math.ceil(len(known) / 10)
+        worst = known[-tenth:] if lower_is_better else known[:tenth]
         return Spread(
             mean=float(known.mean()),
             std=float(known.std()),
@@ -56,34 +70,14 @@ class ClientScores:
 
 
 Kept = dict[str, dict[str, ClientScores]]
-"""By kind of model and metric."""
+"""The latest scores by kind of model and metric."""
 
 
 def merged(kept: Kept, found: Kept) -> Kept:
-    """`kept` with what was found since, neither of them written into."""
+    """`kept` with newer scores. Neither argument is changed."""
     result = {kind: dict(by_metric) for kind, by_metric in kept.items()}
     for kind, by_metric in found.items():
         for metric, scores in by_metric.items():
-            own = result.setdefault(kind, {})
-            own[metric] = own.get(metric, ClientScores()).updated(scores.clients, scores.values)
+            scores_now = result.setdefault(kind, {})
+            scores_now[metric] = scores_now.get(metric, ClientScores()).updated(scores.clients, scores.values)
     return result
-
-
-def saved_scores(saved: Saved, count: int, kinds: Iterable[str], metrics: Iterable[str]) -> Kept:
-    """The scores in a checkpoint, of `count` clients: of some kinds, by all metrics. Raises `Misfit`."""
-    kept: Kept = {}
-    for kind, by_metric in saved.items():
-        by_metric.mapping(metrics)
-        kept[kind.text(kinds)] = {name: _saved(by_metric[name], count) for name in metrics}
-    return kept
-
-
-def _saved(saved: Saved, count: int) -> ClientScores:
-    whose, scores = saved.sequence(2)
-    clients = whose.array("int64")
-    values = scores.array("float64", len(clients))
-    if not len(clients) or clients[0] < 0 or clients[-1] >= count or (np.diff(clients) <= 0).any():
-        raise whose.misfit(f"some of the clients 0 to {count - 1} in their order", "others")
-    if np.isinf(values).any() or np.isnan(values).all():
-        raise scores.misfit("finite, or NaN for some", "infinite, or NaN for all")
-    return ClientScores(clients, values)

@@ -1,11 +1,13 @@
-"""The server's side of a round: what it sends to each participant, and how it moves."""
+"""The server's side of a round: the message to each participant, and the update of the server's state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fedspa.core.client import Peers
 from fedspa.core.errors import UserError
+from fedspa.core.randomness import generator
 from fedspa.core.server import Aggregate, ServerState
 from fedspa.core.weights import all_finite
 from fedspa.federated.aggregation import Aggregator
@@ -19,39 +21,40 @@ from fedspa.methods.checking import check_server
 
 @dataclass(frozen=True)
 class Server:
-    """Asks the method, and checks its answers."""
+    """Calls the method's server functions, and checks their results."""
 
     method: Method
     setup: ClientSetup
     clients: int
-    """Of the whole federation."""
+    """The number of clients of the whole federation."""
 
     def job(self, state: FederationState, client: int, fault: Fault | None) -> UpdateJob:
-        """A participant's part in the next round, with the message that it is sent."""
-        message = self.method.message(state.server, client, state.client_state)
+        """The job of a participant in the next round, with the message to it."""
+        source = generator(self.setup.seed, "message", state.round, client)
+        message = self.method.message(state.server, client, Peers(self.clients, state.client_state, source))
         return UpdateJob(
             state.round,
             client,
-            first=client not in state.visits,
-            state=state.held(client),
+            first=client not in state.updates,
+            state=state.stored_state(client),
             fault=fault,
             message=None if message is state.server else message,
         )
 
     def weight(self, client: int) -> float:
-        """a_k of a client, up to the normalisation."""
+        """The weight a_k of a client, before the normalisation."""
         return self.method.weight(len(self.setup.client_rows[client]))
 
     def aggregator(self) -> Aggregator:
-        """An empty one, for a round."""
-        return Aggregator(self.method.normaliser, self.clients, self.setup.space.trained)
+        """An empty aggregator for a round."""
+        return Aggregator(self.method.normaliser, self.clients, self.setup.space, self.setup.target_counts)
 
     def update(self, server: ServerState, aggregator: Aggregator, round: int) -> ServerState:
-        """The server after a round (from 1)."""
+        """The server's state after a round (from 1)."""
         return self._moved(server, aggregator, self.method.server_update, round)
 
     def prepare(self, server: ServerState, aggregator: Aggregator) -> ServerState:
-        """The server after the step before round 1."""
+        """The server's state after the step before round 1."""
         return self._moved(server, aggregator, self.method.server_prepare, round=1)
 
     def _moved(
@@ -61,9 +64,9 @@ class Server:
         move: Callable[[ServerState, Aggregate], ServerState],
         round: int,
     ) -> ServerState:
-        """The server after a step of the method; as before where no client sent anything.
+        """The server's state after a step of the method; unchanged if no client sent anything.
 
-        Raises `UserError` where updates, each of them finite, were too large for a sum.
+        Raises `UserError` if finite updates were too large for their sum.
         """
         aggregate = aggregator.result()
         if aggregate is None:

@@ -1,1 +1,1 @@
-"""What torch computes slowly on a CPU, in C, built by the machine's own compiler where it has one."""
+"""CPU kernels in C for operations that are slow in torch. The machine's compiler builds them, if there is one."""

@@ -1,143 +1,85 @@
-"""Convolution, max-pooling by 2 and ReLU in one, and its gradient: conv_pool.c for torch's autograd."""
+"""Convolution, max-pooling by 2 and ReLU in one operation, with its gradient: conv_pool.c for torch's autograd."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from fedspa.kernels.building import library
 
-
-class _Shape(ctypes.Structure):
-    """As in conv_pool.c."""
-
-    _fields_ = [  # noqa: RUF012 - read by ctypes
-        (name, ctypes.c_int64) for name in ("images", "height", "width", "channels", "kernel", "outputs")
-    ]
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class ConvPoolKernel:
     """Computes relu(max_pool2d(convolution(images), 2)) on one thread, in single precision.
 
-    The gradient takes a quarter of a convolution's products, or less: of the values that a pooling window looks at only
-    the largest has one, and none where ReLU gives zero. Sums are taken in another order than torch takes them. The
-    gradient itself has none.
+    The gradient takes at most a quarter of a convolution's products. In each pooling window only the largest value
+    has a gradient, and none if ReLU makes it zero. Sums are taken in another order than in torch. The gradient itself
+    cannot be differentiated.
     """
 
     def __init__(self) -> None:
-        """Raises `CannotBuild` where the machine cannot compile it."""
+        """Raises `CannotBuild` if the machine cannot compile the C code."""
         self._library = library(Path(__file__).with_name("conv_pool.c"))
         self._library.conv_pool_lanes.restype = self._library.conv_pool_scratch.restype = ctypes.c_int64
         self._library.conv_pool_forward.restype = self._library.conv_pool_backward.restype = None
         self._lanes = int(self._library.conv_pool_lanes())
 
     def __reduce__(self) -> tuple[type[ConvPoolKernel], tuple[()]]:
-        """Copies of a network, also those in another process, find the library themselves."""
+        """The arguments of pickle. A copy of a network finds the library by itself, also in another process."""
         return ConvPoolKernel, ()
 
     @staticmethod
     def serves(convolution: nn.Conv2d, images: torch.Tensor) -> bool:
-        """Whether it can take the place of these layers unseen. Several threads share an operation's work in torch
-        alone."""
+        """True if the kernel can compute these layers. With several threads torch is used, because only torch divides
+        the work of an operation among threads."""
         side, _ = convolution.kernel_size
         settings = (convolution.kernel_size, convolution.stride, convolution.padding, convolution.dilation)
-        bias = convolution.bias
         return (
             settings == ((side, side), (1, 1), (0, 0), (1, 1))
             and convolution.groups == 1
-            and bias is not None
             and images.dim() == 4
             and images.shape[1] == convolution.in_channels
             and min(images.shape[2:]) > side
-            and all(map(_plain, (images, convolution.weight, bias)))
+            and all(map(_plain, (images, convolution.weight, convolution.bias)))
             and type(convolution) is nn.Conv2d
-            and not _watched(convolution)
+            and not any(getattr(convolution, hooks) for hooks in _HOOKS)
             and not torch.is_autocast_enabled("cpu")
             and not torch.compiler.is_compiling()
             and torch.get_num_threads() == 1
         )
 
     def __call__(self, convolution: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
-        """Of images [B, C, H, W]: [B, outputs, (H - side + 1) // 2, (W - side + 1) // 2], in channels-last memory."""
+        """The result for images [B, C, H, W]: [B, outputs, (H - side + 1) // 2, (W - side + 1) // 2], channels-last."""
         return _ConvPool.apply(self, images, convolution.weight, convolution.bias)
 
-    def forward(
-        self, images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pooled values [B, h, w, outputs], and which of its four sums each is (uint8, as long).
+    def call(self, function: str, sizes: Sequence[int], *tensors: torch.Tensor | None) -> Any:
+        """Call a function of the library with the addresses of tensors. They must live until it returns.
 
-        images: [B, H, W, C]; weight: [outputs, C, side, side]; bias: [outputs].
+        `sizes`: the struct Shape of conv_pool.c: images, height, width, channels, kernel, outputs.
         """
-        shape = self._shape(images, weight)
-        filled = self._filled_up(weight.permute(2, 3, 1, 0))
-        pooled = images.new_empty(
-            shape.images,
-            (shape.height - shape.kernel + 1) // 2,
-            (shape.width - shape.kernel + 1) // 2,
-            shape.outputs,
-        )
-        winner = torch.empty_like(pooled, dtype=torch.uint8)
-        biases = self._filled_up(bias)
-        _call(self._library.conv_pool_forward, shape, images, filled, biases, pooled, winner)
-        return pooled, winner
+        addresses = (ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors)
+        return getattr(self._library, f"conv_pool_{function}")((ctypes.c_int64 * 6)(*sizes), *addresses)
 
-    def backward(
-        self, images: torch.Tensor, weight: torch.Tensor, winner: torch.Tensor, gradient: torch.Tensor,
-        of_images: bool,
-    ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:  # fmt: skip
-        """The gradients of images (None unless `of_images`), weight and bias; the shapes are those of `forward`."""
-        shape = self._shape(images, weight)
-        outputs, channels, side, _ = weight.shape
-        for_images = torch.empty_like(images) if of_images else None
-        for_weight = weight.new_zeros(outputs, side, self._up(side * channels))
-        for_bias = weight.new_zeros(outputs)
-        lines = (
-            self._filled_up(weight.permute(2, 0, 3, 1).reshape(side, outputs, side * channels))
-            if of_images
-            else None
-        )
-        scratch = torch.empty(self._library.conv_pool_scratch(ctypes.byref(shape)), dtype=torch.uint8)
-        _call(
-            self._library.conv_pool_backward, shape,
-            images, gradient, winner, lines, scratch, for_images, for_weight, for_bias,
-        )  # fmt: skip
-        lines_of_weight = for_weight[..., : side * channels].reshape(outputs, side, side, channels)
-        return for_images, lines_of_weight.permute(0, 3, 1, 2), for_bias
-
-    @staticmethod
-    def _shape(images: torch.Tensor, weight: torch.Tensor) -> _Shape:
-        return _Shape(*images.shape, weight.shape[2], weight.shape[0])
-
-    def _up(self, count: int) -> int:
-        """The next multiple of the vectors' length."""
-        return -(-count // self._lanes) * self._lanes
-
-    def _filled_up(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy whose last dimension is filled up with zeros to whole vectors."""
-        size = tensor.shape[-1]
-        filled = tensor.new_zeros(*tensor.shape[:-1], self._up(size))
-        filled[..., :size] = tensor
-        return filled
+    def filled_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor with its last dimension padded by zeros to whole vectors, as a copy."""
+        return functional.pad(tensor, (0, -tensor.shape[-1] % self._lanes)).contiguous()
 
 
-def _plain(tensor: torch.Tensor) -> bool:
-    """Whether its values lie in this process's memory, as C reads them."""
+def _plain(tensor: torch.Tensor | None) -> bool:
+    """True if the tensor's values are in this process's memory, as C reads them."""
     return (
-        type(tensor) in (torch.Tensor, nn.Parameter)
+        tensor is not None
+        and type(tensor) in (torch.Tensor, nn.Parameter)
         and tensor.device.type == "cpu"
         and tensor.dtype is torch.float32
-    )
-
-
-def _watched(layer: nn.Module) -> bool:
-    """Whether somebody waits for the layer to be called."""
-    return bool(
-        layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
     )
 
 
@@ -147,7 +89,11 @@ class _ConvPool(torch.autograd.Function):
         ctx: Any, kernel: ConvPoolKernel, images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
     ) -> torch.Tensor:
         lines = images.permute(0, 2, 3, 1).contiguous()
-        pooled, winner = kernel.forward(lines, weight, bias)
+        (count, height, width, _), (outputs, _, side, _) = lines.shape, weight.shape
+        pooled = lines.new_empty(count, (height - side + 1) // 2, (width - side + 1) // 2, outputs)
+        winner = torch.empty_like(pooled, dtype=torch.uint8)  # the place of a window's largest sum, 0 to 3
+        filled = kernel.filled_up(weight.permute(2, 3, 1, 0)), kernel.filled_up(bias)
+        kernel.call("forward", (*lines.shape, side, outputs), lines, *filled, pooled, winner)
         ctx.kernel = kernel
         ctx.save_for_backward(lines, weight, winner)
         return pooled.permute(0, 3, 1, 2)
@@ -157,13 +103,19 @@ class _ConvPool(torch.autograd.Function):
     def backward(
         ctx: Any, gradient: torch.Tensor
     ) -> tuple[None, torch.Tensor | None, torch.Tensor, torch.Tensor]:
-        lines, weight, winner = ctx.saved_tensors
-        found = gradient.permute(0, 2, 3, 1).contiguous()
-        images, weights, bias = ctx.kernel.backward(lines, weight, winner, found, ctx.needs_input_grad[1])
-        return None, images if images is None else images.permute(0, 3, 1, 2), weights, bias
-
-
-def _call(function: Any, shape: _Shape, *tensors: torch.Tensor | None) -> None:
-    """Call a function with the addresses of tensors, which live as long as it runs."""
-    addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-    function(ctypes.byref(shape), *map(ctypes.c_void_p, addresses))
+        kernel, (lines, weight, winner) = ctx.kernel, ctx.saved_tensors
+        outputs, channels, side, _ = weight.shape
+        sizes, found = (*lines.shape, side, outputs), gradient.permute(0, 2, 3, 1).contiguous()
+        for_lines = for_images = weight_lines = None
+        if ctx.needs_input_grad[1]:
+            for_lines = torch.empty_like(lines)
+            for_images = for_lines.permute(0, 3, 1, 2)
+            weight_lines = weight.permute(2, 0, 3, 1).reshape(side, outputs, side * channels)
+            weight_lines = kernel.filled_up(weight_lines)
+        for_weight = kernel.filled_up(weight.new_zeros(outputs, side, side * channels))
+        for_bias = weight.new_zeros(outputs)
+        scratch = torch.empty(kernel.call("scratch", sizes), dtype=torch.uint8)
+        made = for_lines, for_weight, for_bias
+        kernel.call("backward", sizes, lines, found, winner, weight_lines, scratch, *made)
+        in_order = for_weight[..., : side * channels].reshape(outputs, side, side, channels)
+        return None, for_images, in_order.permute(0, 3, 1, 2), for_bias

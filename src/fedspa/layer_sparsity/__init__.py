@@ -1,1 +1,1 @@
-"""How a network's budget of active parameters is shared out among its tensors: one file a rule."""
+"""Layer sparsity: rules that divide a network's budget of active parameters among its tensors, one rule a file."""

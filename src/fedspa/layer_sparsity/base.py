@@ -1,4 +1,4 @@
-"""What every layer-sparsity rule is: densities by tensor, turned into whole numbers of active parameters."""
+"""The base class of layer-sparsity rules: densities by tensor, turned into whole numbers of active parameters."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from fedspa.core.errors import check_choice, check_range
 
 @dataclass(kw_only=True)
 class LayerSparsity(ABC):
-    """A rule that shares a density out among tensors. All arithmetic is exact: Fractions and ints."""
+    """A rule that divides a density among tensors. All arithmetic is exact, in Fractions and ints."""
 
-    name: str
+    name: str = ""
+    """The name in the config. An object made in Python gets the name of its class."""
     mask_scope: str = "all"
-    """Which tensors are masked and make up the budget: all, or weights (tensors of two or more dimensions;
+    """The tensors that are masked and make up the budget: all, or weights (tensors of two or more dimensions;
     the others stay dense and do not count)."""
     min_active: int = 0
-    """Each masked tensor keeps at least so many active parameters, or all of them where it has fewer."""
+    """The least number of active parameters of each masked tensor. A smaller tensor keeps all of its parameters."""
 
     def __post_init__(self) -> None:
         check_choice("layer_sparsity.mask_scope", self.mask_scope, ("all", "weights"))
@@ -29,13 +30,13 @@ class LayerSparsity(ABC):
     def active_counts(self, shapes: Sequence[tuple[int, ...]], density: Fraction) -> list[int]:
         """The number of active parameters of each tensor, for a density in [0, 1] of the masked ones.
 
-        Take the density from the decimal that the user wrote (`1 - Fraction("0.8")`): in binary 1 - 0.8 is
-        not 0.2. Counts are rounded down, so their sum never exceeds the budget and falls short of it by less
-        than one a tensor.
+        Take the density from the user's decimal text (`1 - Fraction("0.8")`), because in binary 1 - 0.8 is
+        not 0.2. Counts are rounded down, so their sum never exceeds the budget, and is less than one a tensor
+        below it.
 
-        A tensor that would come out below `min_active` gets just that, and the rule shares the rest of the budget
-        out among the other tensors: the sum stays within the budget, but for a budget that is smaller than all these
-        minima together. Then each tensor gets its minimum, and the sum exceeds the budget.
+        A tensor with a count below `min_active` gets `min_active`, and the rule divides the rest of the budget
+        among the other tensors. The sum exceeds the budget only if the budget is smaller than the sum of all these
+        minima. Then each tensor gets its minimum.
         """
         counts = [prod(shape) for shape in shapes]
         masked = [i for i, shape in enumerate(shapes) if self.mask_scope == "all" or len(shape) >= 2]
@@ -58,4 +59,4 @@ class LayerSparsity(ABC):
 
     @abstractmethod
     def densities(self, shapes: Sequence[tuple[int, ...]], density: Fraction) -> list[Fraction]:
-        """The density of each masked tensor, in [0, 1]; weighted by size, their mean is `density`."""
+        """The density of each masked tensor, in [0, 1]. Their mean, weighted by size, is `density`."""

@@ -1,4 +1,4 @@
-"""ER: densities in proportion to an Erdos-Renyi graph's (Mocanu et al. 2018), blind to kernel sizes."""
+"""ER: densities in proportion to those of an Erdos-Renyi graph (Mocanu et al. 2018), without kernel sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedspa.layer_sparsity.erk import ErdosRenyiKernel
 
 @dataclass(kw_only=True)
 class ErdosRenyi(ErdosRenyiKernel):
-    """As ERK, with raw from the numbers of outputs and inputs alone."""
+    """As ERK, with `raw` from the numbers of outputs and inputs alone."""
 
     def raw(self, shape: tuple[int, ...]) -> Fraction:
         """(outputs + inputs) / (outputs x inputs); 1 for tensors of fewer than two dimensions."""

@@ -1,6 +1,6 @@
-"""ERK: densities in proportion to an Erdos-Renyi kernel's (Evci et al. 2020, "Rigging the lottery").
+"""ERK: densities in proportion to those of an Erdos-Renyi kernel (Evci et al. 2020, "Rigging the lottery").
 
-The paper's Algorithm 2 starts from it; its appendix prints the formula garbled.
+The paper's Algorithm 2 starts from these densities; its appendix prints the formula with errors.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from fedspa.layer_sparsity.base import LayerSparsity
 
 @dataclass(kw_only=True)
 class ErdosRenyiKernel(LayerSparsity):
-    """The density of a tensor is eps x raw(shape), or 1 where that would be more.
+    """The density of a tensor is eps x raw(shape), but at most 1.
 
-    Tensors of one dimension have raw = 1, so at usual densities they come out dense; the largest convolutions
-    come out sparsest.
+    Tensors of one dimension have raw = 1, so at usual densities they are dense; the largest convolutions
+    are the sparsest.
     """
 
     def raw(self, shape: tuple[int, ...]) -> Fraction:
@@ -26,8 +26,8 @@ class ErdosRenyiKernel(LayerSparsity):
         return Fraction(sum(shape), prod(shape)) if shape else Fraction(1)
 
     def densities(self, shapes: Sequence[tuple[int, ...]], density: Fraction) -> list[Fraction]:
-        """Solve for the eps that spends the budget; while it lifts a tensor above 1, make all that attain the
-        highest density dense, charge their full size to the budget, and solve again."""
+        """Solve for the eps that uses up the budget. While eps makes a density exceed 1, make the tensors of highest
+        density dense, subtract their full size from the budget, and solve again."""
         raws = [self.raw(shape) for shape in shapes]
         sizes = [prod(shape) for shape in shapes]
         budget = density * sum(sizes)

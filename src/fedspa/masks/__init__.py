@@ -1,1 +1,1 @@
-"""Masks over the flat weights: what a client's sparse model is cut out by, and how the next cut is found."""
+"""Mask searchers: they choose and change the masks of the clients' sparse models."""

@@ -1,11 +1,11 @@
-"""A mask searcher decides which parameters of a client are active, at first and after each training."""
+"""The base class of mask searchers. A searcher decides which parameters of a client are active."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from fedspa.core.client import Client, Trained
 from fedspa.core.client_state import MASK, ClientState, Item
@@ -17,100 +17,187 @@ from fedspa.masks.search_input import SearchInput
 if TYPE_CHECKING:
     import torch
 
+    from fedspa.core.weights import ParameterSpace
+
+Counts: TypeAlias = "Sequence[int] | int | None"
+"""The active parameters of a mask: one count for each tensor, the total, or None if unknown."""
+
+
+class Fitted:
+    """The facts of a run that a searcher needs; `fit` sets them."""
+
+    sizes: Sequence[int] = ()
+    """The number of parameters of each tensor."""
+    target: Sequence[int] = ()
+    """The number of active parameters of each tensor, from the layer sparsity."""
+    horizon: int = 1
+    """The number of rounds of the run."""
+
+    @property
+    def sparse(self) -> list[bool]:
+        """True for each tensor that the layer sparsity makes sparse."""
+        return [count < size for size, count in zip(self.sizes, self.target, strict=True)]
+
 
 @dataclass(kw_only=True)
-class MaskSearcher(ABC):
-    """Next_Masks of the paper's Algorithm 1, and how the first masks are drawn."""
+class MaskSearcher(Fitted, ABC):
+    """Draws the first masks, and finds the next ones: Next_Masks of the paper's Algorithm 1."""
 
-    name: str
+    name: str = ""
+    """The name in the config. An object made in Python gets the name of its class."""
     initial: str = "same"
-    """Whether all clients start from the same random mask or each from a different one."""
+    """same: all clients start from one random mask; different: each client starts from its own."""
 
     def __post_init__(self) -> None:
         check_choice("mask.initial", self.initial, ("same", "different"))
 
-    @abstractmethod
-    def next_mask(self, search: SearchInput) -> torch.Tensor:
-        """The next mask [trained], zeros and ones in the dtype of `search.mask`; that itself to change nothing."""
+    def check_sparsity(self, rule: str, sparsity: float) -> None:  # noqa: B027 (most searchers take any)
+        """Raise `UserError` if the sparsity, or the rule of layer_sparsity by its name, does not fit the masks."""
+
+    def fit(self, space: ParameterSpace, target: Sequence[int], horizon: int) -> None:
+        """Store the network's parameters, the counts of the layer sparsity, and the number of rounds."""
+        self.sizes, self.target, self.horizon = space.sizes, tuple(target), horizon
+
+    # The plan -------------------------------------------------------------------------------------------
 
     @property
-    @abstractmethod
     def searches(self) -> bool:
-        """Whether masks change, so that the next one has to travel."""
-
-    @property
-    @abstractmethod
-    def needs_gradient(self) -> bool:
-        """Whether a search looks at the dense gradient, which it then costs."""
+        """True if masks change after the first one, so that the next one travels."""
+        return False
 
     def searching(self, round: int) -> bool:
-        """Whether masks are searched for in a round (from 0); in others they stay, and nothing is charged."""
+        """True if a round (from 0) searches for masks. In other rounds masks stay, and no search is charged."""
         return True
+
+    def exchanging(self, round: int) -> bool:
+        """True if a search in a round exchanges parameters even while the planned counts stay the same."""
+        return self.searching(round)
+
+    def counts(self, round: int) -> Counts:
+        """The planned active parameters of a mask found in a round (from 0). Round -1 is the random first mask.
+
+        Returns one count for each tensor, the total if counts move between tensors, or None if only the run decides.
+        A mask that breaks the plan ends the run. The predicted costs of a run follow the plan, and are a bound if
+        the plan is open.
+        """
+        return self.target
+
+    @property
+    def keeps_tensors(self) -> bool:
+        """True if the plan has one count for each tensor."""
+        return isinstance(self.counts(0), Sequence)
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if all masks have the counts of the layer sparsity."""
+        return type(self).counts is MaskSearcher.counts
+
+    def changes(self, found: int, round: int) -> bool:
+        """True if a search in a round changes a mask that was found in the round `found` (-1: the first mask)."""
+        if not (self.searches and self.searching(round)):
+            return False
+        return self.exchanging(round) or self.counts(found) != self.counts(round)
+
+    # What a search may look at --------------------------------------------------------------------------
+
+    @property
+    def needs_gradient(self) -> bool:
+        """True if a search that exchanges parameters needs the dense gradient. Its cost is then charged."""
+        return False
 
     @property
     def searches_first(self) -> bool:
-        """Whether a client's first mask is found from its data, by `first_mask`. The client then receives the dense
-        weights, and does not search again in that round. Else the first mask is drawn at random."""
+        """True if `first_mask` finds a client's first mask from its data. The client then receives the dense
+        weights, and does not search again in that round. False: the first mask is drawn at random."""
         return False
 
     @property
     def needs_first_gradient(self) -> bool:
-        """Whether `first_mask` looks at the dense gradient, which it then costs."""
+        """True if `first_mask` needs the dense gradient. Its cost is then charged."""
         return self.searches_first
 
-    @property
-    def keeps_counts(self) -> bool:
-        """Whether every tensor has as many active parameters as the layer sparsity gives it, so that costs can be
-        told before a run. A mask that breaks this promise ends the run."""
-        return True
+    def receives_dense(self, round: int) -> bool:
+        """True if clients receive the dense weights in a round, not only those under their mask. It is charged."""
+        return False
+
+    # The masks ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def next_mask(self, search: SearchInput) -> torch.Tensor:
+        """The next mask [trained], zeros and ones in the dtype of `search.mask`; `search.mask` itself for no change."""
 
     def first_mask(self, search: SearchInput) -> torch.Tensor:
-        """The first mask [trained] of a client; asked for where `searches_first`."""
+        """The first mask [trained] of a client. It is called if `searches_first`."""
         return search.mask
 
     def remember(self, search: SearchInput, next_mask: torch.Tensor) -> Mapping[str, Item]:
-        """Tensors and packed masks to keep in the client's state beside its next mask [trained], by name (not "mask").
+        """Tensors and packed masks to store in the client's state beside its next mask [trained].
 
-        They come back as `memory`.
+        They are keyed by name (not "mask"), and the next search gets them as `memory`.
         """
         return {}
 
     def start(self, weights: torch.Tensor, mask: torch.Tensor, memory: Mapping[str, Item]) -> torch.Tensor:
-        """The client's model [total] made of the global weights [total], its mask [total] and its state.
+        """The weights [total] that a client's training starts from.
 
-        There the client's training starts, and it is the personal model in between. Running statistics may lie behind
-        the parameters; the mask is 1 there.
+        They are made of the global weights [total], the client's mask [total] and its state.
+
+        If running statistics follow the parameters, the mask is 1 there.
         """
         return mask * weights
 
+    def forward_mask(self, weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | None:
+        """The part [total] of a client's mask [total] that is active in the forward pass; None: the whole mask.
+
+        The rest of the mask is still trained, and still travels. `weights` [total] are already masked.
+        """
+        return None
+
+    def model(self, weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The client's model [total]: its weights [total] as the forward pass uses them."""
+        active = self.forward_mask(weights, mask)
+        return weights if active is None else active * weights
+
+    def describe(self, round: int) -> dict[str, float]:
+        """Quantities of a round (from 0) to log, by name. The names are the same in every round."""
+        return {}
+
+    # A client's search ----------------------------------------------------------------------------------
+
     def first_state(self, client: Client) -> ClientState:
-        """The state of a new client that has just received the weights: with a first mask from its data, if need be."""
+        """The state of a new client that has received the weights. With `searches_first` it has a mask from the
+        data."""
         if not self.searches_first:
             return client.state
         gradient = None
         if self.needs_first_gradient:
             gradient = client.gradient(client.weights, "first_mask_search")
         with client.timed("search"):
-            search = self._search(client, client.weights, gradient, "first_mask")
-            return self._state(client, search, self._found(search, first=True))
+            search = self._search(client, client.weights, client.weights, gradient, "first_mask")
+            return self._state(client, search, self._found(client, search, first=True))
 
-    def next_state(self, client: Client, trained: Trained) -> ClientState:
-        """The state of a client after its training: the next mask, and what the searcher remembers."""
+    def next_state(self, client: Client, start: torch.Tensor, trained: Trained) -> ClientState:
+        """The state of a client after training from `start` [total]: the next mask, and the searcher's tensors."""
         if client.first and self.searches_first:
             return client.state
         gradient = None
-        if self.needs_gradient and self.searching(client.round):
+        if self.needs_gradient and self.exchanging(client.round):
             gradient = client.gradient(trained.weights, "mask_search")
         with client.timed("search"):
-            search = self._search(client, trained.weights, gradient, "regrow")
-            return self._state(client, search, self._found(search))
+            search = self._search(client, start, trained.weights, gradient, "regrow")
+            return self._state(client, search, self._found(client, search))
 
     def _search(
-        self, client: Client, weights: torch.Tensor, gradient: torch.Tensor | None, purpose: str
+        self,
+        client: Client,
+        start: torch.Tensor,
+        weights: torch.Tensor,
+        gradient: torch.Tensor | None,
+        purpose: str,
     ) -> SearchInput:
-        """The parameters' part of everything."""
+        """The input of a search, cut down to the parameters."""
         space, trained = client.space.parameters, client.space.trained
-        tensors = len(space.names)
+        dense = self.receives_dense(client.round) or (client.first and self.searches_first)
         return SearchInput(
             space=space,
             mask=client.mask[:trained],
@@ -118,17 +205,19 @@ class MaskSearcher(ABC):
             gradient=gradient if gradient is None else gradient[:trained],
             round=client.round,
             generator=client.generator(purpose),
-            active=client.target_counts[:tensors],
-            counts=client.count(client.mask)[:tensors],
+            counts=client.count(client.mask)[: len(space.names)],
+            start=start[:trained],
+            received=client.weights[:trained] if dense else None,
+            horizon=self.horizon,
             memory=client.state,
         )
 
-    def _found(self, search: SearchInput, first: bool = False) -> torch.Tensor:
-        """The mask [trained] of `first_mask` or of `next_mask`, checked.
+    def _found(self, client: Client, search: SearchInput, first: bool = False) -> torch.Tensor:
+        """The checked mask [trained] of `first_mask` or `next_mask`.
 
-        Raises `UserError` that names the searcher for anything but a mask as `search.mask` is one, in the counts that
-        it promises; for another mask than before where it says that it does not search; and where it writes into what
-        it was given.
+        Raises `UserError` with the searcher's name if the mask has another form than `search.mask` or breaks the
+        planned counts, if it changed although the searcher does not search, or if the searcher wrote into its
+        input.
         """
         title = f"mask={self.name} ({type(self).__module__}.{type(self).__qualname__})"
         given = search.mask, search.weights
@@ -138,18 +227,14 @@ class MaskSearcher(ABC):
             raise refusal(title, search, "a mask, but wrote into search.mask or search.weights to find it")
         if mask is not search.mask or first:
             may_change = first or (self.searches and self.searching(search.round))
-            check_mask(title, search, mask, keeps_counts=self.keeps_counts, may_change=may_change)
+            check_mask(client, title, search, mask, self.counts(search.round), may_change=may_change)
         return mask
 
     def _state(self, client: Client, search: SearchInput, mask: torch.Tensor) -> ClientState:
-        """The client's state with a mask [trained] that a search found."""
+        """The client's state with a mask [trained] from a search."""
         import torch
 
         memory = self.remember(search, mask)
         if mask is search.mask:
             return ClientState(memory, mask=client.state[MASK])
         return ClientState(memory, mask=PackedMask.pack(torch.cat([mask, client.mask[len(mask) :]])))
-
-    def describe(self, round: int) -> dict[str, float]:
-        """Quantities of a round (from 0) worth logging, by name; the same names in every round."""
-        return {}

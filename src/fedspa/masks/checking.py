@@ -1,22 +1,32 @@
-"""The check of a mask that a searcher found: a wrong mask would become wrong numbers without a word."""
+"""Checks a mask that a searcher found. A wrong mask would give wrong numbers without an error."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from fedspa.core.client import Client
 from fedspa.core.errors import UserError
 from fedspa.masks.search_input import SearchInput
 
 
 def check_mask(
-    title: str, search: SearchInput, mask: torch.Tensor, *, keeps_counts: bool, may_change: bool
+    client: Client,
+    title: str,
+    search: SearchInput,
+    mask: torch.Tensor,
+    planned: Sequence[int] | int | None,
+    *,
+    may_change: bool,
 ) -> None:
-    """Raise `UserError` unless a mask is one as `search.mask`: two passes over it.
+    """Raise `UserError` unless a mask has the form of `search.mask`. It takes two passes over the mask.
 
     Args:
-        title: of the searcher.
-        keeps_counts: whether each tensor must have the active parameters that the layer sparsity asks for.
-        may_change: whether it may differ from `search.mask`.
+        client: the client of the mask. Values are checked when they are known.
+        title: the searcher's name in the message.
+        planned: active parameters of each tensor, or in all; None or empty: any number.
+        may_change: True if the mask may differ from `search.mask`.
     """
     like = search.mask
     if not isinstance(mask, torch.Tensor):
@@ -29,24 +39,37 @@ def check_mask(
                 search,
                 f"a mask of {what} {_show(is_)}: as search.mask, it must be of {_show(must_be)}",
             )
-    counts = search.space.count(mask)
-    if counts != search.space.count(mask == 1):
-        raise refusal(title, search, "a mask with other values than zeros and ones")
-    if keeps_counts and search.active:
-        for name, count, wanted in zip(search.space.names, counts, search.active, strict=True):
+    space, same = search.space, torch.ones((), dtype=torch.bool) if may_change else (mask == like).all()
+
+    def check(found: torch.Tensor, ones: torch.Tensor, same: torch.Tensor) -> None:
+        counts = found.tolist()
+        if counts != ones.tolist():
+            raise refusal(title, search, "a mask with other values than zeros and ones")
+        for name, count, wanted in _compared(space.names, counts, planned):
             if count != wanted:
                 raise refusal(
                     title,
                     search,
-                    f"a mask with {count:,} active parameters in {name}, where layer_sparsity has {wanted:,}: keep "
-                    "each tensor's count, or say that it may change by keeps_counts = False",
+                    f"a mask with {count:,} active parameters in {name}, where its plan has {wanted:,}: keep to the "
+                    "plan, or say another one by counts()",
                 )
-    if not may_change and not torch.equal(mask, like):
-        raise refusal(
-            title,
-            search,
-            "another mask than before, but says by searches or searching that it does not search",
-        )
+        if not same:
+            raise refusal(
+                title,
+                search,
+                "another mask than before, but says by searches or searching that it does not search",
+            )
+
+    client.later([space.counts(mask), space.counts(mask == 1), same], check)
+
+
+def _compared(
+    names: Sequence[str], counts: list[int], planned: Sequence[int] | int | None
+) -> list[tuple[str, int, int]]:
+    """Each planned count as name, found count, planned count."""
+    if isinstance(planned, int):
+        return [("all tensors", sum(counts), planned)]
+    return list(zip(names, counts, planned, strict=True)) if planned else []
 
 
 def _show(fact: object) -> str:
@@ -54,5 +77,5 @@ def _show(fact: object) -> str:
 
 
 def refusal(title: str, search: SearchInput, what: str) -> UserError:
-    """The error of a searcher that gave something wrong."""
+    """The error for a searcher that returned something wrong."""
     return UserError(f"{title} gave in round {search.round + 1} {what}.")

@@ -2,7 +2,7 @@
 
 After its local training a client drops the active weights of smallest magnitude and grows as many
 coordinates of largest gradient, tensor by tensor; the share that changes is annealed to zero. The new mask
-cuts the *dense global* weights at the client's next visit, so grown coordinates do not start from zero.
+cuts the *dense global* weights at the client's next update, so grown coordinates do not start from zero.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass
 import torch
 
 from fedspa.core.errors import check_choice, check_range
-from fedspa.masks.base import MaskSearcher
-from fedspa.masks.search_input import SearchInput
+from fedspa.masks.dynamic import DynamicSearcher
+from fedspa.masks.search_input import SearchInput, random_scores
 from fedspa.masks.select import drop_and_grow
 
 
 @dataclass(kw_only=True)
-class DST(MaskSearcher):
-    """Prune by magnitude, regrow by gradient (RigL's criterion) or at random (SET's)."""
+class DST(DynamicSearcher):
+    """Prunes by magnitude, and regrows by gradient (as RigL does) or at random (as SET does)."""
 
     alpha0: float = 0.5
-    """Share of a tensor's active weights that the first search exchanges."""
+    """The share of a tensor's active weights that the first search exchanges."""
     anneal_rounds: int = 1000
-    """Horizon T of the annealing; the run's rounds unless set, whatever the run's own length."""
+    """The horizon T of the annealing. By default it is the run's number of rounds."""
     anneal_divisor: str = "rounds_minus_one"
     """The cosine's period: T - 1 as in the paper's appendix, or T (rounds) as in related code."""
     regrow: str = "gradient"
-    """Which inactive coordinates come back: those of largest gradient, or random ones."""
+    """The inactive coordinates to regrow: those of largest gradient, or random ones."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,10 +37,6 @@ class DST(MaskSearcher):
         check_range("mask.anneal_rounds", self.anneal_rounds, low=1)
         check_choice("mask.anneal_divisor", self.anneal_divisor, ("rounds_minus_one", "rounds"))
         check_choice("mask.regrow", self.regrow, ("gradient", "random"))
-
-    @property
-    def searches(self) -> bool:
-        return True
 
     @property
     def needs_gradient(self) -> bool:
@@ -55,7 +51,7 @@ class DST(MaskSearcher):
 
     def searching(self, round: int) -> bool:
         """False where the prune rate is 0: in the last round of the horizon (with the paper's divisor) and after it."""
-        return self.prune_rate(round) > 0
+        return super().searching(round) and self.prune_rate(round) > 0
 
     def describe(self, round: int) -> dict[str, float]:
         return {"prune_rate": self.prune_rate(round)}
@@ -69,7 +65,7 @@ class DST(MaskSearcher):
         for count, mask, weights, growth in zip(
             search.counts, *map(search.space.split, vectors), strict=True
         ):
-            if count < len(mask):  # in a dense tensor every dropped coordinate would be grown again
+            if count < len(mask):  # in a dense tensor every dropped coordinate would grow again
                 # The small slack keeps 0.3 x 10, which is 3.0000000000000004 or so in binary, at 3.
                 exchange = math.ceil(rate * count - 1e-9)
                 mask = drop_and_grow(mask, weights.abs(), growth.abs(), exchange)
@@ -78,7 +74,7 @@ class DST(MaskSearcher):
 
     @staticmethod
     def _growth(search: SearchInput) -> torch.Tensor:
-        """The score [trained] that decides, by its magnitude, which coordinates come back."""
+        """The score [trained] whose magnitude decides which coordinates regrow."""
         if search.gradient is not None:
             return search.gradient
-        return torch.rand(search.space.total, generator=search.generator).to(search.weights)
+        return random_scores(search)

@@ -1,4 +1,4 @@
-"""MaskInit of the paper's Algorithms 2 and 3: the mask of a client that was never visited."""
+"""MaskInit of the paper's Algorithms 2 and 3: the mask of a client before its first update."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from functools import lru_cache
 
 import torch
 
+from fedspa.core.errors import UserError
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.randomness import generator
 from fedspa.core.weights import ParameterSpace
+from fedspa.masks.base import MaskSearcher
 
 
 def random_mask(space: ParameterSpace, active: Sequence[int], source: torch.Generator) -> torch.Tensor:
     """A mask with exactly `active[i]` random ones in the i-th tensor: float32 [total] on the CPU."""
     mask = torch.zeros(space.total)
     for piece, count in zip(space.split(mask), active, strict=True):
-        if count == piece.numel():  # nothing to choose: most tensors are dense, so spare the draw
+        if count == piece.numel():  # most tensors are dense, and need no draw
             piece.fill_(1)
         else:
             piece[torch.randperm(piece.numel(), generator=source)[:count]] = 1
@@ -24,9 +26,9 @@ def random_mask(space: ParameterSpace, active: Sequence[int], source: torch.Gene
 
 
 class InitialMasks:
-    """Draws first masks: one that all clients share, or one for each client, reproduced on demand.
+    """Draws first masks: one for all clients, or one for each client, reproduced on demand.
 
-    The last ones drawn are kept, so that tests of a few hundred clients need not draw them again each time.
+    The masks drawn last are cached, so that tests of a few hundred clients need not draw them again.
     """
 
     KEPT = 256
@@ -34,12 +36,24 @@ class InitialMasks:
     def __init__(self, space: ParameterSpace, active: Sequence[int], *, shared: bool, seed: int) -> None:
         self._space, self._active, self._seed = space, tuple(active), seed
         self._shared = self._draw(-1) if shared else None
-        self._own = lru_cache(self.KEPT)(self._draw)
+        self._per_client = lru_cache(self.KEPT)(self._draw)
+
+    @classmethod
+    def of(cls, searcher: MaskSearcher, space: ParameterSpace, seed: int) -> InitialMasks:
+        """The first masks of a searcher that draws them at random, over the tensors that travel."""
+        counts = searcher.counts(-1)
+        if not isinstance(counts, Sequence):
+            raise UserError(
+                f"mask={searcher.name} ({type(searcher).__module__}.{type(searcher).__qualname__}) has no count of "
+                "each tensor for the first masks, which are drawn at random: counts(-1) must say them."
+            )
+        shared = searcher.initial == "same"
+        return cls(space, (*counts, *space.running.sizes), shared=shared, seed=seed)
 
     def _draw(self, client: int) -> PackedMask:
         source = generator(self._seed, "initial_mask", client=client)
         return PackedMask.pack(random_mask(self._space, self._active, source))
 
     def __call__(self, client: int) -> PackedMask:
-        """The first mask of a client: the same object for all where they share it."""
-        return self._shared or self._own(client)
+        """The first mask of a client; the same object for all clients that share it."""
+        return self._shared or self._per_client(client)

@@ -14,15 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class RSM(MaskSearcher):
-    """With `initial=same` all clients share one sub-network; with `different` each has its own."""
-
-    @property
-    def searches(self) -> bool:
-        return False
-
-    @property
-    def needs_gradient(self) -> bool:
-        return False
+    """With `initial=same` all clients share one sub-network; with `different` each client has another one."""
 
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         return search.mask

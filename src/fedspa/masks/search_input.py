@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fedspa.core.client_state import Item
+from fedspa.core.transfers import sent
 
 if TYPE_CHECKING:
     import torch
@@ -16,26 +17,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SearchInput:
-    """The input of a search: right after a client's local training or, in `first_mask`, before its first training.
+    """The input of a search: after a client's local training or, in `first_mask`, before its first training.
 
-    A searcher does not write into these tensors. It sees the parameters alone, [trained]; running statistics behind
-    them are never masked.
+    A searcher must not write into these tensors. They hold the parameters alone, [trained]; running statistics
+    are never masked.
     """
 
     space: ParameterSpace
     mask: torch.Tensor
-    """The mask trained with, [trained] zeros and ones in the dtype of the weights; all ones in `first_mask`."""
+    """The mask of the training, [trained] zeros and ones in the dtype of the weights; all ones in `first_mask`."""
     weights: torch.Tensor
-    """The trained sparse weights, [trained]; in `first_mask` the dense global ones, not to be written."""
+    """The trained sparse weights [trained]; in `first_mask` the dense global ones. Read only."""
     gradient: torch.Tensor | None
     """Dense gradient [trained] of one mini-batch of the client at `weights`; None unless the searcher needs it."""
     round: int
-    """From 0."""
+    """The round, from 0."""
     generator: torch.Generator
-    """For random draws of this client in this round."""
+    """The source of this client's random draws in this round."""
     counts: Sequence[int]
-    """Active parameters of each tensor under `mask`."""
-    active: Sequence[int] = ()
-    """Active parameters of each tensor that the layer sparsity asks for."""
+    """The active parameters of each tensor under `mask`."""
+    start: torch.Tensor | None = None
+    """The sparse weights [trained] that the training began from. Set in every run."""
+    received: torch.Tensor | None = None
+    """The server's dense weights w_t [trained]; None if the client received only those under its mask. They are set
+    in `first_mask`, and in the rounds of `receives_dense`."""
+    horizon: int = 1
+    """The number of rounds of the run."""
     memory: Mapping[str, Item] = field(default_factory=dict)
-    """The client's state: in it lies what `remember` gave at the client's last update."""
+    """The client's state, with the items that `remember` returned at the client's last update."""
+
+
+def random_scores(search: SearchInput) -> torch.Tensor:
+    """A random score in [0, 1) for each parameter: [trained], in the dtype and on the device of the weights."""
+    import torch
+
+    draws = torch.rand(search.space.total, generator=search.generator)
+    return sent(draws, search.weights.device, search.weights.dtype)

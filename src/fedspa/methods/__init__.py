@@ -1,1 +1,2 @@
-"""Federated methods: one file each, explicit state in, state out. None knows rounds' loops, configs or files."""
+"""Federated methods, one a file. A method gets its state as an argument and returns the new one. It knows no config,
+no files and no loop over rounds."""

@@ -1,13 +1,12 @@
-"""A federated method: the state and the update of a client, and the kinds of model that it has."""
+"""The base class of federated methods: a client's state and update, the server's update, and the kinds of model."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedspa.core.client import Client, ClientUpdate, Initial
+from fedspa.core.client import Client, ClientUpdate, Initial, Mixture, Peers
 from fedspa.core.client_state import NOTHING, ClientState
 from fedspa.core.errors import check_choice
 from fedspa.core.server import Aggregate, ServerState
@@ -18,56 +17,95 @@ from fedspa.server_optimizers.sgd import ServerSGD
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+
+    from fedspa.training.local_training import LocalTraining
+    from fedspa.training.objective import Objective
 
 
 class Parts:
-    """Groups of the config that a method uses beside its own options; set when the run is planned."""
+    """Groups of the config that a method uses beside its own options. The plan of a run sets them."""
 
     server_optimizer: ServerOptimizer = ServerSGD(name="sgd")
     searcher: MaskSearcher
-    """Of methods with `uses_mask` only."""
+    """Only in methods with `uses_mask`."""
 
 
 @dataclass(kw_only=True)
 class Method(Parts, ABC):
-    """A federated method: plain code about one client, and about the server."""
+    """A federated method: functions of one client, and of the server."""
 
-    name: str
-    weighting: str
-    """a_k: the same for all participants (uniform) or proportional to their training rows (samples)."""
+    name: str = ""
+    """The name in the config. An object made in Python gets the name of its class."""
+    weighting: str = "samples"
+    """a_k: the same for all participants (uniform), or proportional to their training rows (samples)."""
     normaliser: str = "participants"
-    """The divisor of a coordinate: the weight of all participants, or of those whose mask holds it (holders)."""
+    """The divisor of a coordinate: the weight of all participants, or of those whose mask has it (holders)."""
 
     kinds: ClassVar[tuple[str, ...]]
-    """The kinds of model that the method has: of global, personal and local."""
+    """The kinds of model that the method has: some of global, personal and local."""
     personal_is_own: ClassVar[bool] = False
-    """Whether the personal model depends on the client's state alone: between two updates it stays the same."""
+    """True if the personal model depends on the client's state alone. Between two updates it then stays the same."""
     trains_personal: ClassVar[bool] = False
-    """Whether its clients train a personal model beside the one whose update is sent (`train(..., personal=True)`)."""
+    """True if clients train a personal model beside the one whose update is sent (`train(..., personal=True)`)."""
     sends: ClassVar[bool] = True
-    """Whether its clients and the server send each other anything; else there is no server's model."""
+    """True if clients and server exchange messages. False: there is no global model."""
     prepares: ClassVar[bool] = False
-    """Whether all clients send something before round 1 (`client_prepare`)."""
+    """True if all clients send tensors before round 1 (`client_prepare`)."""
     uses_mask: ClassVar[bool] = False
-    """Whether it needs a mask searcher."""
+    """True if the method needs a mask searcher."""
+    starts_dense: ClassVar[bool] = False
+    """True if clients start with all weights and send fewer later on. Only a run shows how many."""
+    shares_mask: ClassVar[bool] = False
+    """True if the server keeps one mask for all clients, so that the global model is sparse."""
+    mask_prunes: ClassVar[bool] = True
+    """True if the mask of a client's state prunes its model. False: it only selects the weights that travel."""
+    needs_accuracy: ClassVar[bool] = False
+    """True if clients decide by an accuracy, which a regression does not have."""
+    needs_personal_layers: ClassVar[bool] = False
+    """True if the method needs `personal_layers`."""
+    own_proximal: ClassVar[str] = ""
+    """The option for the strength of the method's proximal term, in place of `training.proximal`."""
+    moves_weights: ClassVar[bool] = False
+    """True if the method's rule changes the global weights, without the server optimizer."""
     uses_sparsity: ClassVar[bool] = False
-    """Whether `sparsity` means anything to it."""
+    """True if the method uses `sparsity`."""
 
     def __post_init__(self) -> None:
         check_choice("method.weighting", self.weighting, ("uniform", "samples"))
         check_choice("method.normaliser", self.normaliser, ("participants", "holders"))
 
     def check_training(self, training: TrainingSettings) -> None:  # noqa: B027 (most methods have nothing to say)
-        """Raise `UserError` where these settings make no sense to the method."""
+        """Raise `UserError` if the method cannot work with these settings."""
+
+    def check_clients(self, clients: int) -> None:  # noqa: B027 (most methods take any)
+        """Raise `UserError` if the method makes no sense in a federation of so many clients."""
+
+    def check_mask(self, searcher: MaskSearcher) -> None:  # noqa: B027 (most methods take any)
+        """Raise `UserError` if the method cannot work with this mask searcher."""
+
+    def training_module(
+        self, network: nn.Module, settings: TrainingSettings, objective: Objective
+    ) -> LocalTraining:
+        """The LightningModule that trains clients. A method with another loss or step returns a subclass of
+        `LocalTraining`; it needs the eager engine."""
+        from fedspa.training.local_training import LocalTraining
+
+        return LocalTraining(network, settings, objective)
+
+    @property
+    def own_training(self) -> bool:
+        """True if the method trains with a module of its own."""
+        return type(self).training_module is not Method.training_module
 
     def weight(self, rows: int) -> float:
-        """a_k of a client with so many training rows, up to the normalisation."""
+        """The weight a_k of a client with so many training rows, before the normalisation."""
         return float(rows) if self.weighting == "samples" else 1.0
 
     def client_init(self, client: int, initial: Initial) -> ClientState:
-        """The state of a new client; made of the same objects for all clients where it is the same.
+        """The state of a new client. Clients with equal states should share the same objects.
 
-        A function of the arguments alone: clients that never took part are tested by it too.
+        It must depend on the arguments alone: it is also used to test clients that never took part.
         """
         return NOTHING
 
@@ -76,50 +114,54 @@ class Method(Parts, ABC):
         return client.state
 
     def client_prepare(self, client: Client, server: ServerState) -> ClientUpdate:
-        """What a client sends before round 1, of methods with `prepares`: an update without weights."""
+        """The client's message before round 1, in methods with `prepares`: an update without weights."""
         raise NotImplementedError(f"{self.name} prepares nothing")
 
     def server_prepare(self, server: ServerState, aggregate: Aggregate) -> ServerState:
-        """The server before round 1, from the means of what all clients sent."""
+        """The server before round 1, from the means of the clients' messages."""
         return server
 
-    def message(
-        self, server: ServerState, client: int, state_of: Callable[[int], ClientState]
-    ) -> ServerState:
-        """What a participant is sent in a round, where it differs by client; `server` itself where it does not.
-
-        `state_of` gives the state of any client, for methods whose clients hear from each other.
-        """
+    def message(self, server: ServerState, client: int, peers: Peers) -> ServerState:
+        """The message to a participant in a round; `server` itself if all clients get the same."""
         return server
 
     @abstractmethod
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
-        """The client's side of a round: a function of the arguments alone."""
+        """The client's side of a round. It depends on the arguments alone."""
 
     def server_init(self, initial: Initial) -> ServerState:
         """The server before round 1."""
         return ServerState(initial.weights, kept=self.server_optimizer.moments(initial.weights))
 
     def server_update(self, server: ServerState, aggregate: Aggregate) -> ServerState:
-        """The server's side of a round: w_{t+1} = w_t - sum a_k U_k (paper, Eq. 4) unless the optimizer is another."""
+        """The server's side of a round: w_{t+1} = w_t - sum a_k U_k (paper, Eq. 4) with the default optimizer."""
         return self.server_optimizer.step(server, aggregate)
 
     @property
     def finds_first_mask(self) -> bool:
-        """Whether `client_start` finds a client's first mask, so that the client receives the dense weights."""
+        """True if `client_start` finds a client's first mask, so that the client receives the dense weights."""
         return False
 
-    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
+    def receives_dense(self, round: int) -> bool:
+        """True if clients receive all weights in a round (from 0), not only those under their mask."""
+        return False
+
+    def searching(self, round: int) -> bool:
+        """True if a round (from 0) searches for masks. Such rounds have equal costs, and so do all other rounds. A mask
+        that all clients share changes after them."""
+        return False
+
+    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor | Mixture:
         """The personal model [total] of a client, from the global weights [total] and its state."""
         raise NotImplementedError(f"{self.name} has no personal model")
 
     def describe(self, round: int) -> dict[str, float]:
-        """Quantities of a round (from 0) worth logging, by name; the same names in every round."""
+        """Quantities of a round (from 0) to log, by name. The names are the same in every round."""
         return {}
 
 
 class MaskedMethod(Method):
-    """A method whose clients have masks that a searcher finds."""
+    """A method with client masks from a mask searcher."""
 
     uses_mask: ClassVar[bool] = True
     uses_sparsity: ClassVar[bool] = True
@@ -127,6 +169,12 @@ class MaskedMethod(Method):
     @property
     def finds_first_mask(self) -> bool:
         return self.searcher.searches_first
+
+    def receives_dense(self, round: int) -> bool:
+        return self.searcher.receives_dense(round)
+
+    def searching(self, round: int) -> bool:
+        return self.searcher.searching(round)
 
     def describe(self, round: int) -> dict[str, float]:
         return self.searcher.describe(round)

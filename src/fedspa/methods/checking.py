@@ -1,6 +1,6 @@
-"""Checks of a method: of its class before a run, and of what it asks for and leaves in one.
+"""Checks of a method: of its class before a run, and of its return values in a run.
 
-They look at types, shapes, dtypes and devices alone, which costs nothing.
+They check types, shapes, dtypes and devices alone, which costs nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedspa.core.client import ClientUpdate
+from fedspa.core.client import ClientUpdate, Mixture
 from fedspa.core.client_state import ClientState
 from fedspa.core.errors import UserError
 from fedspa.core.records import KINDS
@@ -22,7 +22,7 @@ TESTED = KINDS[:-1]
 
 
 def check_declaration(method: Method) -> None:
-    """Raise `UserError` where the method's class lacks what every run needs of it."""
+    """Raise `UserError` if the method's class lacks a required declaration."""
     kinds = getattr(method, "kinds", None)
     if kinds is None:
         raise UserError(
@@ -39,9 +39,10 @@ def check_declaration(method: Method) -> None:
 
 
 def check_update(method: Method, update: Any, weights: torch.Tensor, prepares: bool = False) -> ClientUpdate:
-    """The update of a client. Raises `UserError` unless it is as `ClientUpdate` says, with vectors like `weights`.
+    """The checked update of a client.
 
-    `prepares`: whether it is that of the step before round 1, which sends no weights.
+    `prepares`: True for the update before round 1, which sends no weights. Raises `UserError` unless the update is as
+    `ClientUpdate` says, with vectors like `weights` [total].
     """
     who, call = title(method), "client_prepare" if prepares else "client_update"
     if not isinstance(update, ClientUpdate):
@@ -68,7 +69,7 @@ def check_update(method: Method, update: Any, weights: torch.Tensor, prepares: b
 
 
 def check_state(method: Method, state: Any, weights: torch.Tensor) -> ClientState:
-    """The state of a client. Raises `UserError` if it is none."""
+    """The checked state of a client. Raises `UserError` if it is not a `ClientState` of the right length."""
     if not isinstance(state, ClientState):
         raise wrong(title(method), f"a client's state is {_kind(state)} instead of a ClientState")
     if state.mask is not None and state.mask.length != len(weights):
@@ -80,7 +81,7 @@ def check_state(method: Method, state: Any, weights: torch.Tensor) -> ClientStat
 
 
 def check_server(method: Method, server: Any, before: ServerState) -> ServerState:
-    """The server's next state. Raises `UserError` unless names, shapes and dtypes are those of the state before."""
+    """The checked next state of the server. Raises `UserError` if names, shapes or dtypes have changed."""
     who = title(method)
     if not isinstance(server, ServerState):
         raise wrong(who, f"server_update() returns {_kind(server)} instead of a ServerState")
@@ -94,14 +95,24 @@ def check_server(method: Method, server: Any, before: ServerState) -> ServerStat
     return server
 
 
-def checked_personal(method: Method, model: Any, weights: torch.Tensor) -> torch.Tensor:
-    """The personal model [total] of a method. Raises `UserError` if it is not like the global weights."""
-    check_vector(title(method), "personal()", model, weights)
+def checked_personal(method: Method, model: Any, weights: torch.Tensor) -> torch.Tensor | Mixture:
+    """The checked personal model [total] of a method. Raises `UserError` if it is not like the global weights."""
+    for vector in (model.personal, model.shared) if isinstance(model, Mixture) else (model,):
+        check_vector(title(method), "personal()", vector, weights)
     return model
 
 
+def check_targets(method: Method, of_numbers: bool) -> None:
+    """Raise `UserError` if a method needs accuracies, and the targets are numbers."""
+    if method.needs_accuracy and of_numbers:
+        raise UserError(
+            f"method={method.name} decides by the accuracy on a client's rows, but the targets of this data set are "
+            "numbers, which have none: use another method, such as fedspa."
+        )
+
+
 def check_vector(who: str, what: str, vector: Any, like: torch.Tensor) -> None:
-    """Raise `UserError` unless a vector has the shape, dtype and device of another. `who`: whose vector it is."""
+    """Raise `UserError` unless a vector has the shape, dtype and device of `like`. `who` names its source."""
     if not isinstance(vector, torch.Tensor):
         raise wrong(who, f"{what} is {_kind(vector)} instead of a tensor")
     facts: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
@@ -116,7 +127,7 @@ def check_vector(who: str, what: str, vector: Any, like: torch.Tensor) -> None:
 
 
 def title(method: Method) -> str:
-    """The method as messages name it."""
+    """The method's name in messages."""
     kind = type(method)
     return f"method={method.name} ({kind.__module__}.{kind.__qualname__})"
 

@@ -1,7 +1,7 @@
 """Ditto (Li et al., 2021): a shared model trained as in FedAvg, and a personal one pulled towards it.
 
-Of an update's epochs some go to the shared branch, which starts from w_t and is merged, and the others to
-the client's own v_k: after each of its SGD steps v <- v - lr * proximal * (v - w_t). Clients that do not take
+Some of an update's epochs train the shared branch, which starts from w_t and is merged. The others train the
+client's v_k: after each SGD step v <- v - lr * proximal * (v - w_t). Clients that do not take
 part keep a stale v_k.
 """
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Ditto(Method):
-    """Its personal model is v_k; its local one the shared branch after the client's epochs."""
+    """Ditto. The personal model is v_k; the local model is the shared branch after the client's epochs."""
 
     weighting: str = "samples"
     normaliser: ClassVar[str] = "participants"  # type: ignore[misc]  # all hold every coordinate: not a setting
     shared_epochs: int = 2
-    """Epochs on the shared branch; with the personal ones they make up training.epochs."""
+    """Epochs of the shared branch. Together with the personal epochs they must equal training.epochs."""
     personal_epochs: int = 3
     proximal: float = 0.5
-    """lambda: strength of the pull towards the round's starting weights."""
+    """lambda: the strength of the pull towards the round's starting weights."""
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
     personal_is_own: ClassVar[bool] = True
@@ -76,5 +76,5 @@ class Ditto(Method):
         )
 
     def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
-        """v_k, whatever the server's weights have become."""
+        """v_k, for any weights of the server."""
         return state.tensor("weights")

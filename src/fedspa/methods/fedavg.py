@@ -12,7 +12,7 @@ from fedspa.methods.base import Method
 
 @dataclass(kw_only=True)
 class FedAvg(Method):
-    """Its local model, the global weights after a client's own epochs, is the fair rival of FedSpa's."""
+    """FedAvg. The local model is the global weights after a client's epochs; compare FedSpa with this one."""
 
     weighting: str = "samples"
     normaliser: ClassVar[str] = "participants"  # type: ignore[misc]  # all hold every coordinate: not a setting

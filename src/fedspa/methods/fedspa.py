@@ -30,22 +30,25 @@ class FedSpa(MaskedMethod):
         return ClientState(mask=initial.mask(client))
 
     def client_start(self, client: Client, server: ServerState) -> ClientState:
-        """A searcher may find the first mask from the client's data."""
+        """The state with a first mask; some searchers find it from the client's data."""
         return self.searcher.first_state(client)
 
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
-        """Algorithm 1, the client's side."""
-        start = self.searcher.start(client.weights, client.mask, client.state)  # m_{k,t} * w_t
-        trained = client.train(start, mask=client.mask)  # N steps of Eq. 3 under the fixed mask
-        state = self.searcher.next_state(client, trained)  # m_{k,t+1}: Algorithm 2 or 3
+        """The client's side of Algorithm 1."""
+        mask = client.mask
+        start = self.searcher.start(client.weights, mask, client.state)  # m_{k,t} * w_t
+        forward = self.searcher.forward_mask(start, mask)  # all of the mask, but for Top-KAST
+        trained = client.train(start, mask=mask, forward=forward)  # N steps of Eq. 3 under the fixed mask
+        state = self.searcher.next_state(client, start, trained)  # m_{k,t+1}: Algorithm 2 or 3
         return ClientUpdate(
             update=start - trained.weights,  # U_k
-            mask=client.mask,
+            mask=mask,
             state=state,
-            local=trained.weights,
+            local=self.searcher.model(trained.weights, mask),
         )
 
     def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
-        """m_{k,t+1} * w_{t+1}: where the client's next training starts."""
+        """m_{k,t+1} * w_{t+1}: the start of the client's next training."""
         assert state.mask is not None
-        return self.searcher.start(weights, state.mask.unpack(like=weights), state)
+        mask = state.mask.unpack(like=weights)
+        return self.searcher.model(self.searcher.start(weights, mask, state), mask)

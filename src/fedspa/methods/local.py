@@ -1,4 +1,4 @@
-"""Local: every client trains a model of its own from the same start; nothing is ever sent."""
+"""Local: every client trains its own model from the same start, and sends nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedspa.methods.base import Method
 
 @dataclass(kw_only=True)
 class Local(Method):
-    """The sampled clients train on; there is no server's model and no traffic."""
+    """Local training. Only sampled clients train; there is no global model and no traffic."""
 
     weighting: ClassVar[str] = "uniform"  # type: ignore[misc]  # nothing is merged: not a setting
     normaliser: ClassVar[str] = "participants"  # type: ignore[misc]

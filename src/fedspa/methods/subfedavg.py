@@ -1,14 +1,13 @@
 """Sub-FedAvg (Vahidian et al., 2021), unstructured: clients start dense and prune their own sub-network.
 
 After the first and after the last local epoch the client marks the smallest `prune_rate` of the active
-weights of each tensor of two or more dimensions. It adopts the second of these masks if the two still
-differ (its sub-network has not settled), if it is denser than the target, and if the pruned model is still
-good. The original judges that on test data; here it is the client's own training data.
+weights of each tensor of two or more dimensions. It adopts the second of these masks if three conditions
+are met: the two masks still differ, the client is denser than the target, and the pruned model is accurate.
+The original measures the accuracy on test data; here it is measured on the client's training data.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,27 +19,29 @@ from fedspa.core.errors import UserError, check_range
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
-from fedspa.masks.select import smallest
+from fedspa.masks.magnitude import pruned, pruned_share
 from fedspa.methods.base import Method
 
 
 @dataclass(kw_only=True)
 class SubFedAvg(Method):
-    """Each coordinate is averaged over the clients whose just adopted mask holds it."""
+    """Sub-FedAvg. Each coordinate is averaged over the clients whose newly adopted mask has it."""
 
     weighting: str = "uniform"
     normaliser: str = "holders"
     sparsity: float = 0.5
-    """Where pruning ends: a client at or above it prunes no more. Tensors of one dimension do not count."""
+    """The final sparsity: a client at or above it prunes no more. Tensors of one dimension do not count."""
     prune_rate: float = 0.05
-    """Share of a tensor's active weights that one adoption prunes."""
+    """The share of a tensor's active weights that one adoption prunes."""
     distance_threshold: float = 1e-4
-    """Least mean Hamming distance between the two candidate masks."""
+    """The least mean Hamming distance between the two candidate masks."""
     accuracy_threshold: float = 0.5
-    """Least accuracy, in [0, 1], of the pruned model on the client's training data."""
+    """The least accuracy, in [0, 1], of the pruned model on the client's training data."""
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
     uses_sparsity: ClassVar[bool] = True
+    starts_dense: ClassVar[bool] = True
+    needs_accuracy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,7 +69,10 @@ class SubFedAvg(Method):
             proximal = Proximal(start, client.training.proximal) if client.training.proximal else None
             last = client.train(first.weights, epochs=epochs, mask=mask, proximal=proximal, batches=batches)
         with client.timed("search"):
-            early, late = self._pruned(client, first.weights), self._pruned(client, last.weights)
+            early, late = (
+                pruned(client.space, mask, client.count(mask), trained.weights, self.prune_rate)
+                for trained in (first, last)
+            )
         adopted = self._adopts(client, early, late, last.weights)
         next_mask = late if adopted else mask
         return ClientUpdate(
@@ -78,37 +82,16 @@ class SubFedAvg(Method):
             local=last.weights,
         )
 
-    def _pruned(self, client: Client, weights: torch.Tensor) -> torch.Tensor:
-        """The mask [total] without the smallest active weights of each tensor of two or more dimensions."""
-        space, mask, pieces = client.space, client.mask, []
-        vectors = space.split(mask), space.split(weights)
-        for shape, held, active, weight in zip(space.shapes, client.count(mask), *vectors, strict=True):
-            if len(shape) > 1:
-                # The small slack keeps 0.29 x 100, which is 28.999999999999996 in binary, at 29.
-                count = math.floor(self.prune_rate * held + 1e-9)
-                dropped = smallest(weight.abs().masked_fill(active == 0, torch.inf), count)
-                active = active.masked_fill(dropped, 0)
-            pieces.append(active)
-        return torch.cat(pieces)
-
     def _adopts(self, client: Client, early: torch.Tensor, late: torch.Tensor, weights: torch.Tensor) -> bool:
-        """Whether the client adopts the mask `late` [total] for its trained `weights` [total]."""
+        """True if the client adopts the mask `late` [total] for its trained `weights` [total]."""
         with client.timed("search"):
-            distance = float((early != late).float().mean())
-        if distance <= self.distance_threshold or self._pruned_share(client) >= self.sparsity:
+            distance = float(client.read((early != late).float().mean()))
+        if (
+            distance <= self.distance_threshold
+            or pruned_share(client.space, client.count(client.mask)) >= self.sparsity
+        ):
             return False
         return client.accuracy(late * weights, mask=late) > self.accuracy_threshold
-
-    @staticmethod
-    def _pruned_share(client: Client) -> float:
-        """Inactive share of the tensors of two or more dimensions."""
-        space = client.space
-        counted = [
-            (size - held, size)
-            for shape, size, held in zip(space.shapes, space.sizes, client.count(client.mask), strict=True)
-            if len(shape) > 1
-        ]
-        return sum(pruned for pruned, _ in counted) / sum(size for _, size in counted)
 
     def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
         """m_{k,t+1} * w_{t+1}."""

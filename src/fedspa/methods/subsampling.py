@@ -13,19 +13,20 @@ import torch
 from fedspa.core.client import Client, ClientUpdate
 from fedspa.core.errors import check_range
 from fedspa.core.server import ServerState
+from fedspa.core.transfers import sent
 from fedspa.masks.select import smallest
 from fedspa.methods.base import Method
 
 
 @dataclass(kw_only=True)
 class Subsampling(Method):
-    """Compresses the uplink; trains the dense model."""
+    """Compresses the uplink, and trains the dense model."""
 
     weighting: str = "samples"
     keep_rate: float = 0.5
-    """Share of the update's coordinates that are sent."""
+    """The share of the update's coordinates that are sent."""
     rescale: bool = False
-    """Whether the sent part is divided by keep_rate, which makes it unbiased; without it the server's steps
+    """True to divide the sent part by keep_rate, which makes it unbiased. Without it the server's steps
     are shorter, as the published slowdown suggests."""
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "local")
@@ -36,19 +37,19 @@ class Subsampling(Method):
 
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
         trained = client.train(client.weights)
-        sent = self._mask(client)
-        update = sent * (client.weights - trained.weights)
+        mask = self._mask(client)
+        update = mask * (client.weights - trained.weights)
         if self.rescale:
             update[: client.space.trained] /= self.keep_rate
-        return ClientUpdate(update=update, mask=sent, local=trained.weights)
+        return ClientUpdate(update=update, mask=mask, local=trained.weights)
 
     def _mask(self, client: Client) -> torch.Tensor:
         """Exactly round(keep_rate x trained) random parameters, so that every uplink has the same length.
 
-        Running statistics are sent whole: a part of their way would leave averages of nothing, or negative variances.
+        Running statistics are sent whole. A part of them would give wrong averages, or negative variances.
         """
         trained = client.space.trained
         draws = torch.rand(trained, generator=client.generator("uplink_mask"))
         kept = smallest(draws, round(self.keep_rate * trained))
         statistics = torch.ones(client.space.total - trained, dtype=torch.bool)
-        return torch.cat([kept, statistics]).to(client.weights)
+        return sent(torch.cat([kept, statistics]), client.weights.device, client.weights.dtype)

@@ -1,1 +1,1 @@
-"""How well a model does on each client's test set: one file a metric."""
+"""Metrics on each client's test set, one a file."""

@@ -11,11 +11,13 @@ from fedspa.metrics.base import Metric
 
 @dataclass(kw_only=True)
 class Accuracy(Metric):
-    """Share of a client's test images that are classified rightly."""
+    """The share of a client's test images that are classified correctly."""
 
     def __call__(self, predicted: torch.Tensor, target: torch.Tensor, classes: int) -> torch.Tensor:
-        from torchmetrics.functional.classification import multiclass_accuracy
+        from torchmetrics.functional.classification import multiclass_stat_scores
 
-        return 100 * multiclass_accuracy(
+        counts = multiclass_stat_scores(
             predicted, target, classes, average="micro", multidim_average="samplewise", ignore_index=-1
         )
+        right, _, _, _, tested = counts.double().unbind(1)
+        return 100 * right / tested

@@ -12,7 +12,7 @@ from fedspa.metrics.base import Metric, mean_error
 
 @dataclass(kw_only=True)
 class MeanAbsoluteError(Metric):
-    """Absolute error, averaged over a client's test examples and outputs, in units of the targets."""
+    """The absolute error, averaged over a client's test examples and outputs, in units of the targets."""
 
     higher_is_better: ClassVar[bool] = False
     of_numbers: ClassVar[bool] = True

@@ -1,6 +1,8 @@
-"""The networks: one file an architecture, each an `nn.Module` called with (channels, image_size, classes).
+"""The networks, one architecture a file. Each is an `nn.Module` that takes facts of the data set by the names of its
+parameters (arguments.py): channels, image_size and classes of images; input_shape, features, vocabulary, outputs.
 
-Input float [N, channels, image_size, image_size], output logits [N, classes]. Batches come channels-last, which is
-the fast memory format but for many channels on a CPU; any works. Of state beside its parameters a
-network may have BatchNorm's running statistics (batchnorm.py), and nothing else.
+Inputs are float [N, channels, height, width], float [N, features] or int64 tokens [N, length]. Outputs are logits
+[N, classes], or numbers [N, outputs]. Batches of images are in channels-last format. It is the fast memory format,
+except for many channels on a CPU; any format works. Beside its parameters a network may only have the running
+statistics of BatchNorm (batchnorm.py) as state.
 """

@@ -1,4 +1,4 @@
-"""A convolution, max-pooling by 2 and ReLU, which an engine may have computed in one."""
+"""A convolution, max-pooling by 2 and ReLU, which an engine may compute in one operation."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch import nn
 
 
 class Kernel(Protocol):
-    """Computes the three layers in one, with a gradient."""
+    """Computes the three layers in one operation, with a gradient."""
 
     def serves(self, convolution: nn.Conv2d, images: torch.Tensor) -> bool:
-        """Whether it is the way for these layers and images."""
+        """True if the kernel can compute these layers and images."""
 
     def __call__(self, convolution: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
-        """What `ConvPool` gives."""
+        """The result of `ConvPool`."""
 
 
 class ConvPool(nn.Module):
-    """ReLU of what max-pooling by 2 makes of a convolution, which stays a layer of the network's own.
+    """ReLU of max-pooling by 2 of a convolution. The convolution stays a layer of the network.
 
-    ReLU comes after max-pooling: the two commute, and there it has a quarter of the work.
+    ReLU comes after max-pooling. The result is the same, with a quarter of ReLU's work.
     """
 
     kernel: Kernel | None = None
     """Set by the engine."""
 
     def forward(self, convolution: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
-        """Of images [B, C, H, W]: [B, channels of the convolution, h // 2, w // 2], of its [h, w]."""
+        """The result for images [B, C, H, W]: [B, outputs, h // 2, w // 2] if the convolution makes [h, w]."""
         if self.kernel is not None and self.kernel.serves(convolution, images):
             return self.kernel(convolution, images)
         return F.relu(F.max_pool2d(convolution(images), 2), inplace=True)

@@ -16,8 +16,8 @@ Network = TypeVar("Network", bound=nn.Module)
 def seeded(factory: Callable[[], Network], seed: int) -> Network:
     """The network that `factory` builds on the CPU, a pure function of the seed.
 
-    Layers draw their weights from torch's global generator when they are built: it is lent the state of
-    `generator(seed, "initial_weights")` and given its own back, also when `factory` raises.
+    Layers draw their weights from torch's global generator when they are built. During the call it has the state of
+    `generator(seed, "initial_weights")`. Its own state is restored afterwards, also if `factory` raises an error.
 
     >>> network = seeded(lambda: LeNet5(channels=1, image_size=28, classes=26), seed=0)
     """

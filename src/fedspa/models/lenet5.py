@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedspa.models.checking import side_lengths
 from fedspa.models.conv_pool import ConvPool
-from fedspa.models.image_size import check_image_size
 
 
 class LeNet5(nn.Module):
@@ -16,13 +16,14 @@ class LeNet5(nn.Module):
     PyTorch's default initial weights.
     """
 
-    def __init__(self, channels: int, image_size: int, classes: int) -> None:
+    def __init__(self, channels: int, image_size: int | tuple[int, int], classes: int) -> None:
         super().__init__()
-        check_image_size("lenet5", image_size, 16, "its convolutions and poolings leave nothing of them")
-        side = ((image_size - 4) // 2 - 4) // 2  # a 5 x 5 kernel takes 4 pixels, a pooling half of the rest
+        sides = side_lengths("lenet5", image_size, 16, "its convolutions and poolings leave nothing of them")
+        # A 5 x 5 kernel takes 4 pixels, a pooling half of the rest.
+        height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
         self.conv1 = nn.Conv2d(channels, 20, 5)
         self.conv2 = nn.Conv2d(20, 50, 5)
-        self.fc3 = nn.Linear(50 * side * side, 500)
+        self.fc3 = nn.Linear(50 * height * width, 500)
         self.fc4 = nn.Linear(500, classes)
         self.pooled = ConvPool()
 

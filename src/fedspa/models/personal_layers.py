@@ -1,8 +1,8 @@
-"""Personal layers: the layers of a network that every client keeps to itself (the setting `personal_layers`).
+"""Personal layers: the layers of a network that stay with each client (the setting `personal_layers`).
 
 `head`: the last module with parameters, or the one that the network names by an attribute `head_name` (FedPer:
 Arivazhagan et al., 2019). `body`: all others (LG-FedAvg: Liang et al., 2020). `norm`: the norm layers, BatchNorm's
-running statistics included (FedBN: Li et al., 2021). A list holds any of these words, and patterns of tensor names,
+running statistics included (FedBN: Li et al., 2021). A list contains any of these words, and patterns of tensor names,
 such as `fc2.*`.
 """
 
@@ -28,8 +28,8 @@ def set_personal_layers(network: nn.Module, setting: str | Sequence[str], batchn
         setting: as `personal_layers` in the config.
         batchnorm: as `model.batchnorm` in the config.
 
-    Raises `UserError` for a word or pattern that no tensor matches, for a network of which nothing would be shared, and
-    where running statistics would be shared beside personal layers, or by nobody's decision.
+    Raises `UserError` for a word or pattern that matches no tensor, for a network without shared layers, and if running
+    statistics would be shared beside personal layers or without a setting that says so.
     """
     words = [setting] if isinstance(setting, str) else list(setting)
     written = setting if isinstance(setting, str) else f"[{','.join(words)}]"
@@ -42,7 +42,7 @@ def set_personal_layers(network: nn.Module, setting: str | Sequence[str], batchn
 
 
 def _matching(network: nn.Module, tensors: list[str], word: str) -> list[str]:
-    """The names of the tensors that a word or pattern stands for."""
+    """The names of the tensors that a word or pattern matches."""
     if word in ("head", "body"):
         head = _head(network)
         return [name for name in tensors if (name.rpartition(".")[0] == head) == (word == "head")]
@@ -67,7 +67,7 @@ def _head(network: nn.Module) -> str:
 
 
 def _check_statistics(network: nn.Module, personal: set[str], setting: str, batchnorm: str | None) -> None:
-    """Raise `UserError` where it is not clear, or not possible, what becomes of BatchNorm's running statistics."""
+    """Raise `UserError` if the treatment of BatchNorm's running statistics is unclear or impossible."""
     statistics = set(running_statistics(network))
     shared = statistics - personal
     if shared and batchnorm is None:

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedspa.models.image_size import check_image_size
+from fedspa.models.checking import side_lengths
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut, which is a 1 x 1 convolution where the shape changes."""
+    """Two 3 x 3 convolutions beside a shortcut. The shortcut is a 1 x 1 convolution if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -33,12 +33,12 @@ class BasicBlock(nn.Module):
 class ResNet18(nn.Module):
     """A 3 x 3 stem without pooling, four stages of two blocks, the mean over positions, one linear layer.
 
-    GroupNorm(32) stands wherever ResNet has BatchNorm, shortcuts included. PyTorch's default initial weights.
+    GroupNorm(32) replaces every BatchNorm of ResNet, also in shortcuts. PyTorch's default initial weights.
     """
 
-    def __init__(self, channels: int, image_size: int, classes: int) -> None:
+    def __init__(self, channels: int, image_size: int | tuple[int, int], classes: int) -> None:
         super().__init__()
-        check_image_size("resnet18", image_size, 8, "its three strides of 2 would run on a single pixel")
+        side_lengths("resnet18", image_size, 8, "its three strides of 2 would run on a single pixel")
         self.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
         self.norm1 = nn.GroupNorm(32, 64)
         self.layer1 = nn.Sequential(BasicBlock(64, 64, 1), BasicBlock(64, 64, 1))
@@ -48,7 +48,7 @@ class ResNet18(nn.Module):
         self.fc = nn.Linear(512, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        if images.device.type == "cpu":  # where channels-last takes longer for this many channels
+        if images.device.type == "cpu":  # channels-last is slower there for this many channels
             images = images.contiguous()
         x = F.relu(self.norm1(self.conv1(images)), inplace=True)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))

@@ -1,8 +1,8 @@
 """The networks of timm, with a head for the data's classes.
 
-timm says that it needs torchvision, and imports it as a whole: for its data pipeline, and for one class that it
-compares layers with. None of its networks computes with it. So where torchvision is not installed, an empty
-stand-in takes its place while timm is imported, and timm alone is enough (`pip install --no-deps timm`).
+timm requires torchvision, and imports it as a whole: for its data pipeline, and for one class that it compares
+layers with. None of its networks computes with it. So if torchvision is not installed, an empty module
+replaces it while timm is imported, and timm alone is enough (`pip install --no-deps timm`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ _PARTS = ("", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".da
 
 def timm_network(
     channels: int,
-    image_size: int,
+    image_size: int | tuple[int, int],
     classes: int,
     name: str,
     pretrained: bool = False,
     arguments: dict[str, Any] | None = None,
 ) -> nn.Module:
-    """The network that timm calls `name`.
+    """The network called `name` in timm.
 
-    `pretrained` loads published weights, which timm fetches from the Hugging Face hub; without it nothing is fetched.
-    `arguments` go to `timm.create_model`, such as {drop_path_rate: 0.1}.
-    Raises `UserError` where timm is missing, does not know the name, or cannot make the network.
+    `pretrained` loads published weights, which timm downloads from the Hugging Face hub. Without it nothing is
+    downloaded.
+    `arguments` are passed to `timm.create_model`, such as {drop_path_rate: 0.1}.
+    Raises `UserError` if timm is missing, does not know the name, or cannot make the network.
     """
     timm = _timm()
     if not timm.is_model(name):
@@ -49,10 +50,10 @@ def timm_network(
             num_classes=classes,
             **{**size, **(arguments or {})},
         )
-    except Exception as error:  # whatever a network's own code makes of what it is given
+    except Exception as error:  # any error of a network's own code
         how = "with published weights " if pretrained else ""
         raise UserError(
-            f"model.name={name} cannot be made {how}for images of {channels} x {image_size} x {image_size} "
+            f"model.name={name} cannot be made {how}for images of {channels} channels and size {image_size} "
             f"({brief(error)}): use another network, or set model.arguments."
         ) from error
 
@@ -82,9 +83,9 @@ def _without_torchvision() -> Iterator[None]:
     names = [f"torchvision{part}" for part in _PARTS]
     for name in names:
         sys.modules[name] = _Empty(name)
-        parent, _, own = name.rpartition(".")
+        parent, _, short_name = name.rpartition(".")
         if parent:
-            setattr(sys.modules[parent], own, sys.modules[name])
+            setattr(sys.modules[parent], short_name, sys.modules[name])
     try:
         yield
     finally:
@@ -93,7 +94,7 @@ def _without_torchvision() -> Iterator[None]:
 
 
 class _Names(type):
-    """A class that has every name: each stands for itself, as the members of an enumeration do."""
+    """A class with an attribute of every name, whose value is the name, as in an enumeration."""
 
     def __getattr__(cls, name: str) -> str:
         if name.startswith("__"):
@@ -102,7 +103,7 @@ class _Names(type):
 
 
 class _Empty(ModuleType):
-    """A module that has every name: each an empty class."""
+    """A module with an attribute of every name, which is an empty class."""
 
     __path__: list[str] = []
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedspa.models.image_size import check_image_size
+from fedspa.models.checking import side_lengths
 
 WIDTHS = (64, 128, 256, 256, 512, 512, 512, 512)
 POOLED = (1, 2, 4, 6, 8)
-"""The convolutions, counted from 1, that a max-pooling by 2 follows."""
+"""The convolutions, counted from 1, that are followed by max-pooling."""
 
 
 class VGG11(nn.Module):
     """Eight times conv 3 x 3 with bias, GroupNorm(32), ReLU, with five poolings; one linear layer.
 
     Convolutions start Kaiming-normal by fan-out, the linear layer N(0, 0.01), biases 0. ReLU comes after
-    max-pooling where there is one: the same function, a quarter of the work. What the poolings leave of
-    images larger than 32 x 32 is averaged.
+    max-pooling: the same function with a quarter of the work. For images larger than 32 x 32 the remaining positions
+    are averaged.
     """
 
-    def __init__(self, channels: int, image_size: int, classes: int) -> None:
+    def __init__(self, channels: int, image_size: int | tuple[int, int], classes: int) -> None:
         super().__init__()
-        check_image_size("vgg11", image_size, 32, "its five poolings by 2 leave nothing of them")
+        side_lengths("vgg11", image_size, 32, "its five poolings by 2 leave nothing of them")
         self.features = nn.Sequential()
         inputs = channels
         for number, width in enumerate(WIDTHS, start=1):
@@ -44,6 +44,6 @@ class VGG11(nn.Module):
         nn.init.normal_(self.classifier.weight, std=0.01)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        if images.device.type == "cpu":  # where channels-last takes a fifth longer for this many channels
+        if images.device.type == "cpu":  # channels-last takes a fifth longer there for this many channels
             images = images.contiguous()
         return self.classifier(self.features(images).mean((2, 3)))

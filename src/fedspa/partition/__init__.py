@@ -1,1 +1,1 @@
-"""How the training rows are dealt to the clients: one file a partition."""
+"""Partitions: they divide the training rows among the clients, one a file."""

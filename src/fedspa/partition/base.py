@@ -1,4 +1,4 @@
-"""What every partition is: a pure function from (data, settings, seed) to rows of clients."""
+"""The base class of partitions: a pure function from (data, settings, seed) to the rows of clients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
@@ -14,52 +14,63 @@ from fedspa.core.errors import UserError
 from fedspa.core.randomness import numpy_generator
 
 if TYPE_CHECKING:
-    from fedspa.data.source import ImageData
+    from fedspa.data.source import Data
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Sorted int64 rows of each client."""
+    """The sorted int64 rows of each client."""
 
     train: list[np.ndarray]
-    """Of the train split; no row is two clients'."""
+    """Rows of the train split. No row belongs to two clients."""
     test: list[np.ndarray] | None = None
-    """Of the test split; None: to be drawn with the label shares of the client's training rows."""
+    """Rows of the test split; None: they are drawn with the label shares of the client's training rows."""
     names: tuple[str, ...] = ()
-    """What each client stands for, where it is something of the data, such as a writer."""
+    """The name of each client in the data, such as its writer, if there is one."""
 
 
 @dataclass(kw_only=True)
 class AnyPartition(ABC):
-    """Assigns rows to clients, whatever it goes by."""
+    """Assigns rows to clients."""
 
     name: str
 
     @abstractmethod
-    def assign(self, data: ImageData, clients: int, seed: int) -> Assignment:
-        """The rows of each of `clients` clients. Raises `UserError` where the data or the settings do not allow it."""
+    def assign(self, data: Data, clients: int, seed: int) -> Assignment:
+        """The rows of each of `clients` clients. Raises `UserError` if the data or the settings do not allow it."""
 
     def described(self) -> Self:
-        """The same with all that decides its results; of a file, what is in it. Raises `UserError` without it."""
+        """A copy with all facts that decide the result, such as the hash of a file. Raises `UserError` without them."""
         return self
 
 
 @dataclass(kw_only=True)
 class Partition(AnyPartition):
-    """Deals every training row to exactly one client, by the labels alone."""
+    """Gives every training row to exactly one client, by the labels alone."""
 
-    def assign(self, data: ImageData, clients: int, seed: int) -> Assignment:
-        return Assignment(self.split(data.train_labels, clients, numpy_generator(seed, "partition")))
+    by_label: ClassVar[bool] = True
+    """True if the partition depends on the labels. Others can divide the rows of a regression too."""
+
+    def assign(self, data: Data, clients: int, seed: int) -> Assignment:
+        targets = data.train.targets  # type: ignore[union-attr]
+        if targets.is_floating_point():
+            if self.by_label:
+                raise UserError(
+                    f"partition={self.name} deals by the classes of the rows, but the targets of this data set are "
+                    "numbers: use partition=iid, or partition=column with a column of the data."
+                )
+            targets = targets.new_zeros(len(targets)).long()
+        return Assignment(self.split(targets.numpy(), clients, numpy_generator(seed, "partition")))
 
     @abstractmethod
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
-        """The rows of each client, in any order. labels: int64 [N]. Raises `UserError` where it cannot."""
+        """The rows of each client, in any order. `labels`: int64 [N]. Raises `UserError` if it is impossible."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """`deal`, sorted and checked: every row once, nobody without rows."""
+        """The rows of `deal`, sorted and checked: every row occurs once, and no client is empty."""
         if clients > len(labels):
             raise UserError(
-                f"federation.clients={clients} cannot share {len(labels)} training images: every client needs at "
+                f"federation.clients={clients} cannot share {len(labels)} training rows: every client needs at "
                 f"least one, so it must be at most {len(labels)}."
             )
         rows = [np.sort(np.asarray(part, dtype=np.int64)) for part in self.deal(labels, clients, rng)]
@@ -68,8 +79,8 @@ class Partition(AnyPartition):
         empty = [client for client, part in enumerate(rows) if len(part) == 0]
         if empty:
             raise UserError(
-                f"partition={self.name} leaves {len(empty)} of federation.clients={clients} without images "
-                f"(N/K = {len(labels) / clients:.1f}): fewer clients or more images would do."
+                f"partition={self.name} leaves {len(empty)} of federation.clients={clients} without rows "
+                f"(N/K = {len(labels) / clients:.1f}): fewer clients or more rows would do."
             )
         return rows
 
@@ -79,7 +90,7 @@ def deal_classes(
 ) -> list[np.ndarray]:
     """Random rows of each class for each client.
 
-    values: int [classes], the labels that occur. counts: int [clients, classes], columns adding up to the
+    values: int [classes], the labels that occur. counts: int [clients, classes]; each column adds up to the
     number of rows of that class.
     """
     rows: list[list[np.ndarray]] = [[] for _ in counts]
@@ -91,12 +102,12 @@ def deal_classes(
 
 
 def label_counts(labels: np.ndarray, rows: Sequence[np.ndarray], classes: int) -> np.ndarray:
-    """int64 [clients, classes]: how many rows of each class every client holds."""
+    """The number of rows of each class at each client: int64 [clients, classes]."""
     return np.stack([np.bincount(labels[part], minlength=classes) for part in rows])
 
 
 def partition_hash(rows: Sequence[np.ndarray]) -> str:
-    """16 hex digits that two partitions share only if every client holds the same rows."""
+    """A hash of 16 hex digits. Two partitions share it only if every client has the same rows."""
     digest = hashlib.sha256()
     for part in rows:
         digest.update(len(part).to_bytes(8, "little"))

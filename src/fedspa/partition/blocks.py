@@ -1,8 +1,9 @@
-"""Equal blocks of consecutive rows: the partition of data that comes client by client."""
+"""Equal blocks of consecutive rows, for data that is sorted by client."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -11,7 +12,9 @@ from fedspa.partition.base import Partition
 
 @dataclass(kw_only=True)
 class Blocks(Partition):
-    """Client k holds the k-th of equal shares of the rows, as they come. Nothing is drawn."""
+    """Client k gets the k-th of equal shares of the rows, in their order. Nothing is drawn."""
+
+    by_label: ClassVar[bool] = False
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         return np.array_split(np.arange(len(labels)), clients)

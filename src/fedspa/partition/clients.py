@@ -1,4 +1,4 @@
-"""Which rows each client trains, validates and tests on. A client is lists of row numbers, nothing more."""
+"""The rows that each client trains, validates and tests on. A client is only lists of row numbers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from fedspa.core.errors import UserError
 from fedspa.core.randomness import numpy_generator
+from fedspa.data.array_set import ArraySet
 from fedspa.data.image_set import ImageSet
 from fedspa.data.made import MadeImages
-from fedspa.data.source import ImageData, ImageSource
+from fedspa.data.source import Data, Source
 from fedspa.partition.base import AnyPartition, label_counts
 from fedspa.partition.blocks import Blocks
 from fedspa.partition.client_tests import test_counts
@@ -20,30 +21,28 @@ from fedspa.partition.client_tests import test_counts
 
 @dataclass(frozen=True)
 class ClientRows:
-    """Sorted int64 rows of each client: `train` and `val` index the train split, `test` the test split."""
+    """The sorted int64 rows of each client: `train` and `val` index the train split, `test` the test split."""
 
     train: Sequence[np.ndarray]
     val: Sequence[np.ndarray]
     test: Sequence[np.ndarray]
     names: tuple[str, ...] = ()
-    """What each client stands for in the data, where the partition knows it."""
+    """The name of each client in the data, if the partition has names."""
     asked: int | None = None
-    """Test images that each client was to have; None where the partition gives it test images of its own."""
+    """The wanted number of test examples for each client; None if the partition gives clients their own."""
 
-    def held(self, images: ImageSet | MadeImages) -> Sequence[np.ndarray]:
-        """The training rows of each client, its validation rows included."""
+    def held(self, images: ImageSet | ArraySet | MadeImages) -> Sequence[np.ndarray]:
+        """The training rows of each client, with its validation rows."""
         if isinstance(images, MadeImages):
             return OnDemand(images.clients, images.rows, images.each)
         return [np.sort(np.concatenate(parts)) for parts in zip(self.train, self.val, strict=True)]
 
 
-def client_rows(
-    data: ImageData, source: ImageSource, partition: AnyPartition, clients: int, seed: int
-) -> ClientRows:
+def client_rows(data: Data, source: Source, partition: AnyPartition, clients: int, seed: int) -> ClientRows:
     """The rows of every client: a pure function of the data, the settings and the seed.
 
-    Test rows are the partition's own, where it has some. Else they follow the label shares of the client's training
-    rows before its validation rows are taken out, and are drawn for each client on its own, so that two clients may
+    If the partition has test rows, they are used. Else they follow the label shares of the client's training
+    rows with its validation rows, and are drawn for each client separately, so that two clients may
     share some.
     """
     if isinstance(data.train, MadeImages) or isinstance(data.test, MadeImages):
@@ -55,9 +54,14 @@ def client_rows(
     if assigned.test is not None:
         return ClientRows(train_rows, val_rows, assigned.test, assigned.names)
 
-    counts = label_counts(data.train_labels, held, source.classes)
-    test_labels = data.test.labels.numpy()
-    test_by_class = [np.flatnonzero(test_labels == label) for label in range(source.classes)]
+    # The targets of a regression count as one class: every client is tested on rows drawn from all.
+    train_labels, test_labels = (
+        np.zeros(len(part), np.int64) if source.is_regression else part.targets.numpy()
+        for part in (data.train, data.test)
+    )
+    classes = source.classes or 1
+    counts = label_counts(train_labels, held, classes)
+    test_by_class = [np.flatnonzero(test_labels == label) for label in range(classes)]
     available = np.array([len(rows) for rows in test_by_class])
     test_rows = []
     for client, take in enumerate(test_counts(counts, available, source, data.class_names)):
@@ -68,10 +72,10 @@ def client_rows(
 
 
 class OnDemand(Sequence[np.ndarray]):
-    """A list of as many clients' rows as there may be, each found when it is asked for."""
+    """A list of the rows of any number of clients. The rows are computed on access."""
 
     def __init__(self, clients: int, rows: Callable[[int], np.ndarray], each: int) -> None:
-        """`rows` gives those of a client; every client has `each` of them."""
+        """`rows` returns those of a client; every client has `each` of them."""
         self._clients, self._rows, self.each = range(clients), rows, each
 
     def __len__(self) -> int:
@@ -82,14 +86,14 @@ class OnDemand(Sequence[np.ndarray]):
 
 
 def row_counts(held: Sequence[np.ndarray]) -> np.ndarray:
-    """How many rows each client holds: int64 [clients]."""
+    """The number of rows of each client: int64 [clients]."""
     if isinstance(held, OnDemand):
         return np.full(len(held), held.each, np.int64)
     return np.array([len(rows) for rows in held], np.int64)
 
 
-def _made_rows(data: ImageData, source: ImageSource, partition: AnyPartition, seed: int) -> ClientRows:
-    """Rows of clients whose images are made for them: nothing is dealt, and nothing is held in memory."""
+def _made_rows(data: Data, source: Source, partition: AnyPartition, seed: int) -> ClientRows:
+    """The rows of clients whose images are made on demand. Nothing is divided, and nothing is in memory."""
     train, test = data.train, data.test
     assert isinstance(train, MadeImages) and isinstance(test, MadeImages)
     if not isinstance(partition, Blocks):
@@ -112,12 +116,12 @@ def _made_rows(data: ImageData, source: ImageSource, partition: AnyPartition, se
 
 
 def _hold_out(rows: np.ndarray, fraction: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
-    """Training and validation rows; with a fraction above 0 every client has at least one of each."""
+    """The training and validation rows. With a fraction above 0 every client has at least one of each."""
     if fraction == 0:
         return rows, rows[:0]
     if len(rows) < 2:
         raise UserError(
-            f"dataset.val_fraction={fraction} needs 2 training images or more in every client, but client "
+            f"dataset.val_fraction={fraction} needs 2 training rows or more in every client, but client "
             f"{client} has {len(rows)}: it must be 0, or fewer clients share the data."
         )
     count = held_out(len(rows), fraction)
@@ -126,5 +130,5 @@ def _hold_out(rows: np.ndarray, fraction: float, seed: int, client: int) -> tupl
 
 
 def held_out(rows: int, fraction: float) -> int:
-    """How many of a client's rows are held out for validation: some and not all, where the fraction is not 0."""
+    """The number of a client's rows for validation: at least one and not all, unless the fraction is 0."""
     return min(max(round(fraction * rows), 1), rows - 1) if fraction else 0

@@ -1,4 +1,4 @@
-"""Natural clients: whoever wrote, photographed or collected the images, told by a column of the data."""
+"""Natural clients, such as writers or devices, by a column of the data."""
 
 from __future__ import annotations
 
@@ -9,29 +9,26 @@ import numpy as np
 
 from fedspa.core.errors import UserError, check_choice, check_range
 from fedspa.core.randomness import numpy_generator
-from fedspa.data.image_set import ImageSet
 from fedspa.partition.base import AnyPartition, Assignment
 
 if TYPE_CHECKING:
-    from fedspa.data.source import ImageData
-
-SHOWN = 3
+    from fedspa.data.source import Data
 
 
 @dataclass(kw_only=True)
 class ColumnPartition(AnyPartition):
-    """A client holds all images with its value of a column, and is tested on all test images with that value.
+    """A client gets all images with its value of a column, and is tested on all test images with that value.
 
-    Where the data set has a test split, that must have the column too. Where it has none, the source holds out a share
-    of each value's images (`dataset.test_fraction`), so that every client is tested on images of its own.
+    If the data set has a test split, that must have the column too. If it has none, the source holds out a share
+    of each value's images (`dataset.test_fraction`), so that every client is tested on its own images.
     """
 
     column: str | None = None
     min_size: int = 1
-    """Values with fewer training images, or without a test image, make no client; their images are not used."""
+    """The least number of training images of a client. Values with fewer, or without a test image, are not used."""
     fewer: str | None = None
-    """With fewer clients than values: sample takes so many of them, group deals them all out to the clients, whole,
-    equally many each, both by the run's seed. null: there must be as many clients as values."""
+    """The rule for fewer clients than values: sample draws some values; group divides all values equally among the
+    clients. Both use the run's seed. null: there must be as many clients as values."""
 
     def __post_init__(self) -> None:
         check_range("partition.min_size", self.min_size, low=1)
@@ -45,7 +42,7 @@ class ColumnPartition(AnyPartition):
             )
         return self
 
-    def assign(self, data: ImageData, clients: int, seed: int) -> Assignment:
+    def assign(self, data: Data, clients: int, seed: int) -> Assignment:
         train, test = (
             self._rows(part, split) for part, split in ((data.train, "train"), (data.test, "test"))
         )
@@ -74,15 +71,15 @@ class ColumnPartition(AnyPartition):
 
     def _rows(self, part: object, split: str) -> dict[str, np.ndarray]:
         """The rows int64 [n] of each value."""
-        groups = part.groups if isinstance(part, ImageSet) else None
+        groups: np.ndarray | None = getattr(part, "groups", None)
         if groups is None:
             if split == "test":
                 raise UserError(
                     f"partition.column={self.column} is no column of the test split: dataset.test_split=none holds out "
-                    "a share of each client's own training images instead."
+                    "a share of each client's own training examples instead."
                 )
             raise UserError(
-                "partition=column needs a data set whose columns can be read: dataset=hub or dataset=folder."
+                "partition=column needs a data set with columns, such as dataset=hub, folder, table or text."
             )
         names, number = np.unique(groups.astype(str), return_inverse=True)
         order = np.argsort(number, kind="stable")

@@ -12,11 +12,11 @@ from fedspa.partition.base import Partition, deal_classes
 
 @dataclass(kw_only=True)
 class DirichletBalanced(Partition):
-    """Every client draws its label shares over the *classes*, and takes equally many rows by them.
+    """Every client draws its label shares over the *classes*. All clients have equally many rows.
 
     The shares are Dirichlet(gamma x classes x frequency of the class), which is Dirichlet(gamma) for balanced
-    classes and approaches IID for a huge gamma in any case. Clients take in random order and without
-    replacement: of a class that has run out, the others take the part.
+    classes and approaches IID for a huge gamma in any case. Clients take rows in random order and without
+    replacement. If a class is used up, the client takes more of the others.
     """
 
     gamma: float = 0.3
@@ -39,9 +39,9 @@ class DirichletBalanced(Partition):
 def _take(shares: np.ndarray, size: int, left: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """`size` rows int64 [classes] by `shares`, at most what is `left` of each class."""
     taken = np.zeros_like(left)
-    while (missing := size - taken.sum()) > 0:  # each turn that does not end it exhausts a class
+    while (missing := size - taken.sum()) > 0:  # each turn but the last uses up a class
         wanted = shares * (taken < left)
-        if not wanted.sum() > 0:  # nothing that it wants is left
+        if not wanted.sum() > 0:  # all wanted classes are used up
             wanted = (left - taken).astype(float)
         drawn = rng.multinomial(missing, wanted / wanted.sum())
         taken += np.minimum(drawn, left - taken)

@@ -1,4 +1,4 @@
-"""A partition that is given: that of another run, or one of the user's own."""
+"""A partition from a file: that of another run, or the user's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedspa.core.errors import UserError, brief
 from fedspa.partition.base import AnyPartition, Assignment, partition_hash
 
 if TYPE_CHECKING:
-    from fedspa.data.source import ImageData
+    from fedspa.data.source import Data
 
 NAME = "partition.json"
 LARGEST = 2**62
@@ -22,121 +22,109 @@ LARGEST = 2**62
 
 @dataclass(frozen=True)
 class Given:
-    """What a file says."""
+    """The contents of a partition file."""
 
     train: list[np.ndarray]
     test: list[np.ndarray] | None
     data: str
-    """The hash of the data that its rows count; "" where it does not say."""
+    """The hash of the data that its rows belong to; "" if the file has none."""
     names: tuple[str, ...]
 
     @property
     def digest(self) -> str:
-        """16 hex digits of all rows."""
+        """A hash of all rows: 16 hex digits."""
         test = "" if self.test is None else partition_hash(self.test)
         return hashlib.sha256(f"{partition_hash(self.train)} {test}".encode()).hexdigest()[:16]
 
 
 @dataclass(kw_only=True)
 class FilePartition(AnyPartition):
-    """The clients of a file as a run leaves it, partition.json: {"train_rows": [[0, 5, 7], [1, 2]]}, a list a client.
+    """The clients of a partition.json as a run writes it: {"train_rows": [[0, 5, 7], [1, 2]]}, one list for each
+    client.
 
-    Optional: "test_rows", a list a client of rows of the test split (without, they are drawn by label shares); "data",
-    the hash of the data set whose rows these are (without, only their range is checked); "names", a name a client.
-    Training rows that no list holds are not used.
+    Optional: "test_rows", the rows of the test split for each client (default: drawn by label shares); "data",
+    the hash of the data set of these rows (default: only the range is checked); "names", a name for each client.
+    Training rows in no list are not used.
     """
 
     path: str | None = None
     """The file, or the folder of a run."""
     digest: str = ""
-    """Of its rows; told from the file. Part of the config hash, as the path is not."""
+    """The hash of the file's rows, read from the file. It is part of the config hash; the path is not."""
 
     def described(self) -> Self:
         return self if self.digest else replace(self, digest=self._read().digest)
 
-    def assign(self, data: ImageData, clients: int, seed: int) -> Assignment:
+    def assign(self, data: Data, clients: int, seed: int) -> Assignment:
         given = self._read()
-        where = f"partition.path={self.path}"
         if self.digest and given.digest != self.digest:
-            raise UserError(
-                f"{where} holds other rows ({given.digest}) than partition.digest={self.digest} says."
-            )
+            raise self._error(f"holds other rows ({given.digest}) than partition.digest={self.digest} says")
         if len(given.train) != clients:
-            raise UserError(
-                f"{where} is a partition of {len(given.train)} clients: set federation.clients={len(given.train)}."
-            )
+            count = len(given.train)
+            raise self._error(f"is a partition of {count} clients: set federation.clients={count}")
         if given.data and data.hash and given.data != data.hash:
-            raise UserError(
-                f"{where} counts the rows of another data set (hash {given.data}, here {data.hash}): it needs the same "
-                'images in the same order; where its rows are meant all the same, remove "data" from the file.'
+            raise self._error(
+                f"counts the rows of another data set (hash {given.data}, here {data.hash}): it needs the same rows in "
+                'the same order; to use its row numbers with this data set, remove "data" from the file'
             )
         for kind, lists, size in (
             ("train", given.train, len(data.train)),
-            ("test", given.test or [], len(data.test)),
+            ("test", given.test, len(data.test)),
         ):
-            for client, rows in enumerate(lists):
+            for client, rows in enumerate(lists or []):
                 if rows[-1] >= size:
-                    raise UserError(
-                        f"{where}: {kind}_rows of client {client} holds row {rows[-1]}, but there are {size} {kind} "
-                        f"images: it must be in [0, {size - 1}]."
+                    raise self._error(
+                        f"has row {rows[-1]} in {kind}_rows of client {client}, but there are {size} {kind} rows: it "
+                        f"must be in [0, {size - 1}]"
                     )
         return Assignment(given.train, given.test, given.names)
 
+    def _error(self, fault: str) -> UserError:
+        return UserError(f"partition.path={self.path} {fault}.")
+
     def _read(self) -> Given:
-        """The file, in itself sound. Raises `UserError` that says what is wrong in it, and where."""
+        """The file's contents, checked. Raises `UserError` that names the fault and its place."""
         if not self.path:
             raise UserError(f"partition=file needs partition.path=<{NAME} of a run, or its folder>.")
         file = Path(self.path).expanduser()
-        file = file / NAME if file.is_dir() else file
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = json.loads((file / NAME if file.is_dir() else file).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise UserError(
-                f"partition.path={self.path} is no readable JSON file ({brief(error)})."
-            ) from error
+            raise self._error(f"is no readable JSON file ({brief(error)})") from error
         if not isinstance(content, dict) or "train_rows" not in content:
             lists = "of very many clients a run keeps no lists, unless save.client_files is larger"
-            raise UserError(
-                f'partition.path={self.path} must hold {{"train_rows": [[0, 5], [1, 2]]}}: {lists}.'
-            )
+            raise self._error(f'must hold {{"train_rows": [[0, 5], [1, 2]]}}: {lists}')
         train = self._lists("train_rows", content["train_rows"])
-        owner: dict[int, int] = {}
-        for client, rows in enumerate(train):
-            for row in rows.tolist():
-                if row in owner:
-                    raise UserError(
-                        f"partition.path={self.path}: train_rows gives row {row} to client {owner[row]} and to client "
-                        f"{client}: a row must be one client's."
-                    )
-                owner[row] = client
-        test = content.get("test_rows")
-        if test is not None:
-            test = self._lists("test_rows", test)
-        names = content.get("names") or []
-        for name, per_client in (("test_rows", test), ("names", names or None)):
-            if per_client is not None and (not isinstance(per_client, list) or len(per_client) != len(train)):
-                raise UserError(
-                    f"partition.path={self.path}: {name} is not one for each of the {len(train)} clients in train_rows."
+        rows, counts = np.unique(np.concatenate(train), return_counts=True)
+        for row in rows[counts > 1][:1]:
+            first, second, *_ = (client for client, part in enumerate(train) if row in part)
+            raise self._error(
+                f"gives row {row} to client {first} and to client {second}: a row must be one client's"
+            )
+        test, names = content.get("test_rows"), content.get("names") or []
+        test = None if test is None else self._lists("test_rows", test)
+        for name, each in (("test_rows", test), ("names", names or None)):
+            if each is not None and (not isinstance(each, list) or len(each) != len(train)):
+                raise self._error(
+                    f"has {name} that are not one for each of the {len(train)} clients in train_rows"
                 )
         return Given(train, test, str(content.get("data") or ""), tuple(map(str, names)))
 
     def _lists(self, key: str, value: Any) -> list[np.ndarray]:
         """Sorted rows int64 of each client: whole numbers from 0, none twice in a list, no list empty."""
         if not isinstance(value, list) or not value:
-            raise UserError(
-                f"partition.path={self.path}: {key} must be a list of lists of rows, one a client."
-            )
+            raise self._error(f"has {key} that are no list of lists of rows, one a client")
         checked = []
         for client, rows in enumerate(value):
-            where = f"partition.path={self.path}: {key} of client {client}"
             if not isinstance(rows, list) or not rows:
-                raise UserError(f"{where} must be a list of rows, and not empty.")
-            bad = next((row for row in rows if type(row) is not int or not 0 <= row < LARGEST), None)
-            if bad is not None or None in rows:
-                raise UserError(f"{where} holds {json.dumps(bad)}: rows are whole numbers from 0.")
+                raise self._error(f"has {key} of client {client} that are no list of rows, or an empty one")
+            for row in rows:
+                if type(row) is not int or not 0 <= row < LARGEST:
+                    raise self._error(
+                        f"has {json.dumps(row)} in {key} of client {client}: rows are whole numbers from 0"
+                    )
             array = np.sort(np.array(rows, dtype=np.int64))
-            twice = array[:-1][np.diff(array) == 0]
-            if len(twice):
-                raise UserError(f"{where} holds row {twice[0]} twice.")
+            for row in array[:-1][np.diff(array) == 0][:1]:
+                raise self._error(f"has row {row} twice in {key} of client {client}")
             checked.append(array)
         return checked

@@ -1,4 +1,4 @@
-"""Pathological clients: each knows a few classes only."""
+"""Pathological clients: each has rows of a few classes only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fedspa.partition.base import Partition
 
 @dataclass(kw_only=True)
 class Shards(Partition):
-    """Every client holds rows of `classes_per_client` classes; a class is dealt evenly to its holders.
+    """Every client has rows of `classes_per_client` classes. A class is divided evenly among its clients.
 
     McMahan et al. (2017) cut the rows, sorted by label, into equal shards and give each client some of them,
-    which may touch further classes at a shard's border. Here the number of classes is kept to, and client
+    which may contain further classes at a shard's border. Here the number of classes is exact, and client
     sizes differ a little instead.
     """
 
@@ -26,21 +26,21 @@ class Shards(Partition):
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         values = np.unique(labels)
-        fewest = -(-len(values) // clients)  # so that every class finds a holder
+        fewest = -(-len(values) // clients)  # so that every class has a client
         if not fewest <= self.classes_per_client <= len(values):
             raise UserError(
                 f"partition.classes_per_client={self.classes_per_client} cannot deal {len(values)} classes "
                 f"to federation.clients={clients}: it must be in [{fewest}, {len(values)}]."
             )
-        holders: list[list[int]] = [[] for _ in values]
+        members: list[list[int]] = [[] for _ in values]
         for client in range(clients):
-            # The classes with the fewest holders so far, in random order among equals.
-            order = np.lexsort((rng.random(len(values)), np.array([len(held) for held in holders])))
+            # The classes with the fewest clients so far, in random order among equals.
+            order = np.lexsort((rng.random(len(values)), np.array([len(chosen) for chosen in members])))
             for column in order[: self.classes_per_client]:
-                holders[column].append(client)
+                members[column].append(client)
         rows: list[list[np.ndarray]] = [[] for _ in range(clients)]
-        for value, held in zip(values, holders, strict=True):
+        for value, chosen in zip(values, members, strict=True):
             shuffled = rng.permutation(np.flatnonzero(labels == value))
-            for client, part in zip(held, np.array_split(shuffled, len(held)), strict=True):
+            for client, part in zip(chosen, np.array_split(shuffled, len(chosen)), strict=True):
                 rows[client].append(part)
         return [np.concatenate(parts) for parts in rows]

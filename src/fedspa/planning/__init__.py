@@ -1,1 +1,1 @@
-"""What a run would cost, and do, before it runs."""
+"""Predicts the costs and steps of a run before it runs."""

@@ -1,17 +1,22 @@
-"""What a run will cost, told before it: no data, no training, the same closed forms that a run adds up."""
+"""Predicts the costs of a run without data and training, by the same closed forms that a run adds up."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cache, cached_property
+from typing import Any
 
-from fedspa.communication.wire import visit_bytes
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedspa.communication.wire import update_bytes
 from fedspa.communication.wire_tensors import message_bytes
 from fedspa.config.network import build_model
 from fedspa.config.plan import Plan
+from fedspa.core import names
 from fedspa.core.errors import check_range
 from fedspa.core.records import Costs
 from fedspa.core.weights import ParameterSpace
@@ -20,129 +25,175 @@ from fedspa.costs.network import VALUE_BYTES, NetworkCosts
 from fedspa.costs.units import show_bytes, show_flops, show_saved
 from fedspa.federated.sampling import sample_clients, sample_tested
 from fedspa.partition.clients import held_out
-from fedspa.planning.counting import UpdateCosts
+from fedspa.planning.counting import Update, UpdateCosts, by_tensor, most_mixed
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
+
+class _Alike:
+    """Returns for a round the first round of the same kind."""
+
+    def __init__(self, kind_of: Callable[[int], Hashable]) -> None:
+        self._kind_of = cache(kind_of)
+        self._first: dict[Hashable, int] = {}
+
+    def __call__(self, round: int) -> int:
+        return self._first.setdefault(self._kind_of(round), round)
 
 
 @dataclass(frozen=True)
 class CostReport:
-    """The costs of a plan's run, with every client of (nearly) the same size."""
+    """The costs of a plan's run, if all clients have (nearly) the same size."""
 
     plan: Plan
     space: ParameterSpace
     network: NetworkCosts
     active: tuple[int, ...]
-    """Active parameters of each tensor that travels, in the model that a client trains."""
+    """The active parameters of each tensor that travels, in a client's model by the layer sparsity."""
 
     @classmethod
     def of(cls, plan: Plan) -> CostReport:
-        """Builds the network once, to measure it."""
+        """The report of a plan. The network is built once, to measure it."""
         source, settings = plan.dataset, plan.settings
         check_range("federation.clients", settings.federation.clients, high=source.effective_train_size)
-        network = build_model(plan, source.channels, source.image_size, source.classes)
-        shape = (source.channels, source.image_size, source.image_size)
+        network = build_model(plan)
         space = ParameterSpace.of(network)
-        counted = NetworkCosts.of(network, shape, settings.costs.convention)
+        counted = NetworkCosts.of(network, source.input_shape, settings.costs.convention, source.input_dtype)
         return cls(plan, space, counted, tuple(plan.active_counts(space.shared) or space.shared.sizes))
 
     @property
     def parameters(self) -> int:
-        """Of the network, running statistics not among them."""
+        """The number of parameters of the network, without running statistics."""
         return self.space.trained
 
     @property
     def active_parameters(self) -> int:
-        """Of the model that a client trains; those of layers that it keeps to itself are never pruned."""
+        """The number of active parameters in a client's model. Personal layers are never pruned."""
         return self.parameters - self.network.parameters + sum(self.active) - self.network.statistics
 
     @property
     def wire(self) -> str:
-        """Type of the values in the encoded messages."""
+        """The type of the values in encoded messages."""
         return self.plan.settings.federation.wire or "fp32"
 
     @cached_property
     def client_sizes(self) -> list[int]:
-        """Training rows of each client, its validation rows not among them: equal shares, to within one row."""
+        """The training rows of each client without validation rows: equal shares, up to one row."""
         source, clients = self.plan.dataset, self.plan.settings.federation.clients
         share, rest = divmod(source.effective_train_size, clients)
-        held = [share + (client < rest) for client in range(clients)]
-        return [rows - held_out(rows, source.val_fraction) for rows in held]
+        sizes = [share + (client < rest) for client in range(clients)]
+        return [rows - held_out(rows, source.val_fraction) for rows in sizes]
 
     @cached_property
-    def visits(self) -> Counter[tuple[int, bool, int]]:
-        """The run's updates by client size, whether they are a client's first, and a round that costs as much.
-
-        The sampling is replayed. Rounds in which masks are searched for cost as the first of them, others likewise.
-        """
-        seed, federation = self.plan.settings.seed, self.plan.settings.federation
-        visits: Counter[tuple[int, bool, int]] = Counter()
-        seen: set[int] = set()
-        alike: dict[bool, int] = {}
+    def updates(self) -> Counter[Update]:
+        """The number of the run's client updates of each cost. The sampling of clients is replayed."""
+        seed, federation, method = self.plan.settings.seed, self.plan.settings.federation, self.plan.method
+        updates: Counter[Update] = Counter()
+        trained: dict[int, int] = {}  # the round of each client's last update
+        found: dict[int, int] = {}  # the round in which each client's mask was found
+        rounds, plans, last_search = _Alike(self._kind_of), _Alike(self._counts), -2
         for round in range(federation.rounds):
-            searching = self.plan.mask is None or self.plan.mask.searching(round)
-            like = alike.setdefault(searching, round)
             for client in sample_clients(seed, round, federation.clients, federation.clients_per_round):
-                visits[self.client_sizes[client], client not in seen, like] += 1
-                seen.add(client)
-        return visits
+                first, before = client not in trained, found.get(client, -1)
+                finds, changes = first and method.finds_first_mask, self._changes(before, round)
+                like = round if finds else rounds(round)
+                stale = trained.get(client, -1) <= last_search
+                updates[Update(self.client_sizes[client], first, like, plans(before), changes, stale)] += 1
+                trained[client] = round
+                if finds or changes:
+                    found[client] = round
+            last_search = round if method.searching(round) else last_search
+        return updates
 
-    def visit(self, rows: int, first: bool, round: int = 0) -> Costs:
-        """One update of a client of so many rows in a round (from 0), encoded bytes included."""
-        honest = replace(self.network, convention="honest")
-        costs, travels = (
-            self._update_costs(network, rows, round=round, first=first) for network in (self.network, honest)
+    def _changes(self, found: int, round: int) -> bool:
+        """True if a client's search in a round changes a mask that was found in an earlier one."""
+        if self.plan.mask is None or not self.plan.method.searching(round):
+            return False
+        changes: bool = self.plan.mask.changes(found, round)
+        return changes
+
+    def _counts(self, round: int) -> Any:
+        """The planned counts of a mask that is found in a round."""
+        counts = None if self.plan.mask is None else self.plan.mask.counts(round)
+        return tuple(counts) if isinstance(counts, Sequence) else counts
+
+    def _kind_of(self, round: int) -> Any:
+        """A key of rounds in which a search has the same costs. The bits of a new mask are charged."""
+        searcher, sizes = self.plan.mask, self.space.shared.parameters.sizes
+        if searcher is None:
+            return None
+        counts = by_tensor(searcher.counts(round), most_mixed, sizes, self.network)
+        mixed = tuple(0 < count < size for count, size in zip(counts, sizes, strict=True))
+        searching = self.plan.method.searching(round)
+        return searching, searcher.exchanging(round), searcher.receives_dense(round), mixed
+
+    def update(self, update: Update) -> Costs:
+        """The costs of one client update, with its encoded bytes."""
+        costs = travels = self._update_costs(self.network, update)
+        if self.network.convention != "honest":
+            travels = self._update_costs(replace(self.network, convention="honest"), update)
+        return replace(costs, encoded_bytes=self._encoded(travels, self._further, self._messages))
+
+    def _encoded(self, travels: Costs, further: tuple[int, int], messages: int) -> int:
+        """The bytes of the encoded messages: `messages` of them have weights, others have further values."""
+        weights = replace(travels, up_bytes=travels.up_bytes - VALUE_BYTES * sum(further))
+        encoded = update_bytes(weights, len(self.active), self.wire, self.network.statistics, messages)
+        return encoded + sum(map(message_bytes, further))
+
+    @property
+    def last_update(self) -> Update:
+        """An update of the largest client, in a round that searches, under a mask of the last round."""
+        last = self.plan.settings.federation.rounds - 1
+        return Update(
+            max(self.client_sizes), first=False, round=0, found=last, changes=self._changes(last, 0)
         )
-        further = sum(self._further)
-        weights = replace(travels, up_bytes=travels.up_bytes - VALUE_BYTES * further)
-        encoded = visit_bytes(weights, len(self.active), self.wire, self.network.statistics)
-        return replace(costs, encoded_bytes=encoded + sum(map(message_bytes, self._further)))
 
     @cached_property
     def _further(self) -> tuple[int, int]:
-        """Values of further tensors on their way down and up."""
+        """The number of values in further tensors, down and up."""
         return self._update_costs.further_values(self.network)
 
     @cached_property
-    def _update_costs(self) -> UpdateCosts:
-        return UpdateCosts(self.plan.method, self.space.shared, self.plan.settings.training, self.active)
+    def _messages(self) -> int:
+        """The number of messages with weights in an update."""
+        return self._update_costs.messages(self.network)
 
-    def dense_visit(self, rows: int, first: bool, round: int = 0) -> Costs:
-        """The same update in FedAvg."""
-        return dense_costs(self.network, self.plan.settings.training.samples(rows))
+    @cached_property
+    def _update_costs(self) -> UpdateCosts:
+        return UpdateCosts(self.plan.method, self.space.shared, self.plan.settings.training)
+
+    def dense_update(self, update: Update) -> Costs:
+        """The costs of the same update in FedAvg."""
+        return dense_costs(self.network, self.plan.settings.training.samples(update.rows))
 
     @cached_property
     def total(self) -> Costs:
-        """The whole run."""
-        return self._sum(self.visit) + self.preparation
+        """The costs of the whole run."""
+        return self._sum(self.update) + self.preparation
 
     @cached_property
     def preparation(self) -> Costs:
-        """The step before round 1, in which every client takes part; nothing for most methods."""
+        """The costs of the step before round 1, in which every client takes part; nothing for most methods."""
         if not self.plan.method.prepares:
             return Costs()
-        sizes = Counter(self.client_sizes)
-        return sum(
-            (
-                self._update_costs(self.network, rows, round=0, first=True, prepares=True) * count
-                for rows, count in sizes.items()
-            ),
-            Costs(),
-        )
+        further = self._update_costs.further_values(self.network, prepares=True)
+        honest, total = replace(self.network, convention="honest"), Costs()
+        for rows, count in Counter(self.client_sizes).items():
+            update = Update(rows, first=True, round=0, prepares=True)
+            costs, travels = (self._update_costs(network, update) for network in (self.network, honest))
+            total += replace(costs, encoded_bytes=self._encoded(travels, further, messages=1)) * count
+        return total
 
     @cached_property
     def dense_total(self) -> Costs:
-        """The same visits in FedAvg."""
-        return self._sum(self.dense_visit)
+        """The costs of the same client updates in FedAvg."""
+        return self._sum(self.dense_update)
 
-    def _sum(self, visit: Callable[[int, bool, int], Costs]) -> Costs:
-        return sum((visit(*kind) * times for kind, times in self.visits.items()), Costs())
+    def _sum(self, costs: Callable[[Update], Costs]) -> Costs:
+        return sum((costs(update) * times for update, times in self.updates.items()), Costs())
 
     @property
     def finetune_flops(self) -> int | None:
-        """Fine-tuning the dense global model by every tested client, which the totals leave out: 0 without it."""
+        """The FLOPs of fine-tuning the dense global model by every tested client; 0 without it. The totals leave
+        them out."""
         settings, sizes = self.plan.settings, self.client_sizes
         if "global" not in self.plan.method.kinds:
             return 0
@@ -152,7 +203,7 @@ class CostReport:
 
     @property
     def notes(self) -> list[str]:
-        """What the figures leave open."""
+        """Sentences about the limits of the figures."""
         method, partition = self.plan.method, self.plan.names["partition"]
         notes = [f"{self.network.remark}."] if self.network.remark else []
         if partition != "iid":
@@ -160,16 +211,16 @@ class CostReport:
                 f"partition={partition}: all clients are taken to be of equal size; "
                 "a run adds up the costs of its true ones."
             )
-        if method.uses_sparsity and not method.uses_mask:
+        if method.starts_dense:
             notes.append(
                 f"method={method.name} starts dense, and these are the costs of its start: "
-                "what pruning saves is only known in a run."
+                "what it saves later on is only known in a run."
             )
         mask = self.plan.mask
-        if mask is not None and not mask.keeps_counts:
+        if mask is not None and not mask.keeps_tensors:
             notes.append(
-                f"mask={mask.name} finds out how many parameters of each tensor are active: these are the costs of "
-                f"layer_sparsity={self.plan.names['layer_sparsity']}; a run adds up those of its true masks."
+                f"mask={mask.name} finds out in the run how many parameters of each tensor are active: FLOPs and mask "
+                "bytes are upper bounds; a run adds up those of its true masks."
             )
         faults = self.plan.settings.faults
         if faults.dropout or faults.deadline or faults.loss or faults.corruption:
@@ -184,24 +235,11 @@ class CostReport:
             "sparsity": self.plan.settings.sparsity,
             "convention": self.network.convention,
             "wire": self.wire,
-            "visits": self.visits.total(),
-            "forward_flops": {
-                "dense": self.network.forward_flops(),
-                "sparse": self.network.forward_flops(self.active),
-            },
-            "train_flops": total.train_flops,
-            "search_flops": total.search_flops,
-            "total_flops": total.flops,
-            "finetune_flops": self.finetune_flops,
-            "dense_total_flops": dense.flops,
-            "traffic_bytes": {
-                "down": total.down_bytes,
-                "up": total.up_bytes,
-                "masks": total.mask_bytes,
-                "total": total.traffic_bytes,
-                "encoded": total.encoded_bytes,
-                "dense_total": dense.traffic_bytes,
-            },
+            "client_updates": self.updates.total(),
+            "forward_flops": self.network.forward_flops(self.active),
+            "forward_flops_dense": self.network.forward_flops(),
+            **names.costs(total, dense),
+            names.FLOPS_FINETUNE: self.finetune_flops,
             "parameters": {"total": self.parameters, "active": self.active_parameters},
             "tensors": self.tensors,
             "notes": self.notes,
@@ -209,13 +247,13 @@ class CostReport:
 
     @property
     def tensors(self) -> list[dict[str, Any]]:
-        """Each tensor: its share of the active parameters and of the forward FLOPs of a sample."""
+        """The facts of each tensor: its active parameters, and its forward FLOPs for a sample."""
         kept = self.space.sizes[len(self.active) :]
         columns = (self.space.names, self.space.shapes, self.space.sizes, (*self.active, *kept))
         network = self.network
         known = not network.uncounted
         shared = [flops * active for flops, active in zip(network.flops_per_active, self.active, strict=True)]
-        statistics = [0] * (len(kept) - len(network.personal_flops))  # of kept BatchNorm layers
+        statistics = [0] * (len(kept) - len(network.personal_flops))  # of personal BatchNorm layers
         return [
             {
                 "name": name,
@@ -232,12 +270,9 @@ class CostReport:
 
 
 def show(report: CostReport) -> RenderableType:
-    """The report for people."""
-    from rich.console import Group
-    from rich.text import Text
-
+    """The report as tables for the terminal."""
     federation = report.plan.settings.federation
-    title = f"{report.plan.settings.name}: {report.visits.total():,} visits in {federation.rounds:,} rounds"
+    title = f"{report.plan.settings.name}: {report.updates.total():,} client updates in {federation.rounds:,} rounds"
     notes = [Text(note) for note in report.notes]
     return Group(Text(title, style="bold"), "", _tensor_table(report), "", _cost_table(report), "", *notes)
 
@@ -245,8 +280,7 @@ def show(report: CostReport) -> RenderableType:
 def _tensor_table(report: CostReport) -> Table:
     table = _table("tensor", "shape", "active", "density", "FLOPs a sample")
     for tensor in report.tensors:
-        shape = "x".join(map(str, tensor["shape"]))
-        density = f"{tensor['density']:.3f}"
+        shape, density = "x".join(map(str, tensor["shape"])), f"{tensor['density']:.3f}"
         table.add_row(tensor["name"], shape, f"{tensor['active']:,}", density, show_flops(tensor["flops"]))
     active, total = report.active_parameters, report.parameters
     flops = show_flops(report.network.forward_flops(report.active))
@@ -257,35 +291,30 @@ def _tensor_table(report: CostReport) -> Table:
 
 
 def _cost_table(report: CostReport) -> Table:
-    largest = max(report.client_sizes)
-    visit, total, dense = report.visit(largest, first=False), report.total, report.dense_total
-    table = _table(f"costs ({report.network.convention})", "a visit", "the run", "dense", "saved")
-
-    def row(title: str, show: Callable[[Any], str], cost: Callable[[Costs], int | None]) -> None:
-        table.add_row(title, show(cost(visit)), show(cost(total)), "", "")
-
-    def compared(
-        title: str, show: Callable[[Any], str], cost: Callable[[Costs], int | None], rival: int | None
-    ) -> None:
-        saved = show_saved(cost(total), rival)
-        table.add_row(title, show(cost(visit)), show(cost(total)), show(rival), saved)
-
-    compared("FLOPs", show_flops, lambda costs: costs.flops, dense.flops)
-    row("  training", show_flops, lambda costs: costs.train_flops)
-    row("  mask search", show_flops, lambda costs: costs.search_flops)
-    if report.finetune_flops:
-        table.add_row("fine-tuning (on top)", "", show_flops(report.finetune_flops), "", "")
-    compared("traffic", show_bytes, lambda costs: costs.traffic_bytes, dense.traffic_bytes)
-    row("  values down", show_bytes, lambda costs: costs.down_bytes)
-    row("  values up", show_bytes, lambda costs: costs.up_bytes)
-    row("  masks", show_bytes, lambda costs: costs.mask_bytes)
-    compared(f"encoded ({report.wire})", show_bytes, lambda costs: costs.encoded_bytes, dense.traffic_bytes)
+    update, total = report.update(report.last_update), report.total
+    flops, traffic = report.dense_total.flops, report.dense_total.traffic_bytes
+    table = _table(f"costs ({report.network.convention})", "an update", "the run", "dense", "saved")
+    rows: list[tuple[str, str, int | None]] = [
+        ("FLOPs", "flops", flops),
+        ("  training", "train_flops", None),
+        ("  mask search", "search_flops", None),
+        ("traffic", "traffic_bytes", traffic),
+        ("  values down", "down_bytes", None),
+        ("  values up", "up_bytes", None),
+        ("  masks", "mask_bytes", None),
+        (f"encoded ({report.wire})", "encoded_bytes", traffic),
+    ]
+    for title, name, dense in rows:
+        text: Callable[[Any], str] = show_flops if name.endswith("flops") else show_bytes
+        cost, compared = getattr(total, name), not title.startswith(" ")
+        beside = (text(dense), show_saved(cost, dense)) if compared else ("", "")
+        table.add_row(title, text(getattr(update, name)), text(cost), *beside)
+        if name == "search_flops" and report.finetune_flops:
+            table.add_row("fine-tuning (on top)", "", show_flops(report.finetune_flops), "", "")
     return table
 
 
 def _table(*titles: str) -> Table:
-    from rich.table import Table
-
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in titles:
         table.add_column(title, justify="left" if title == titles[0] else "right", no_wrap=True)

@@ -1,20 +1,22 @@
-"""Costs before a run: the method's own code, with an engine that counts instead of training.
+"""Costs before a run, by the method's own code with an engine that counts instead of training.
 
-Whatever the method asks for and sends is charged as in a run. Weights and gradients are zeros; masks have the counts
-that the layer sparsity asks for.
+All computations and messages of the method are charged as in a run. Weights and gradients are zeros; masks have the
+counts that the searcher plans for each round. If the plan leaves the counts of tensors open, the costs are the largest
+possible ones.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
-from fedspa.core.client import Initial, Trained
+from fedspa.core.client import Initial, Mixture, Trained
+from fedspa.core.client_state import MASK
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.records import Costs
 from fedspa.core.server import ServerState
@@ -25,19 +27,23 @@ from fedspa.federated.client import ClientSetup
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.jobs import CompletedUpdate, UpdateJob
 from fedspa.federated.messages import Messages
+from fedspa.masks.base import Counts
 from fedspa.methods.base import Method
 from fedspa.training.base import LocalTask
+
+T = TypeVar("T")
 
 
 @dataclass
 class CountingEngine:
-    """An `Engine` that computes nothing: training gives the weights back, gradients are zero."""
+    """An `Engine` that computes nothing: training returns the same weights, gradients are zero."""
 
     space: ParameterSpace
     training: TrainingSettings
     name: str = "counting"
     forks: bool = False
     compile_seconds: float = 0.0
+    lanes: int = 0
     device: torch.device = torch.device("cpu")
     instead_of: dict[str, str] = field(default_factory=dict)
 
@@ -45,9 +51,13 @@ class CountingEngine:
     def weights(self) -> torch.Tensor:
         return torch.zeros(self.space.total)
 
+    def in_lanes(self, works: Sequence[Callable[[], T]]) -> list[T]:
+        return [work() for work in works]
+
     def train(self, task: LocalTask) -> Trained:
         samples = self.training.samples(len(task.rows), task.epochs)
-        return Trained(task.weights, torch.zeros((), dtype=torch.float64), samples)
+        steps = -(-samples // self.training.batch_size)  # not exact, but above 0
+        return Trained(task.weights, torch.zeros((), dtype=torch.float64), samples, steps, task.others)
 
     def gradient(self, weights: torch.Tensor, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return torch.zeros_like(weights)
@@ -56,7 +66,7 @@ class CountingEngine:
         return 0.0
 
     def predict(
-        self, weights: torch.Tensor, examples: Any, rows: torch.Tensor, batch_size: int
+        self, weights: torch.Tensor | Mixture, examples: Any, rows: torch.Tensor, batch_size: int
     ) -> torch.Tensor:
         return torch.zeros(len(rows), dtype=torch.int64)
 
@@ -64,80 +74,152 @@ class CountingEngine:
         return torch.zeros_like(weights)
 
 
+class Update(NamedTuple):
+    """The facts of a client update that decide its costs."""
+
+    rows: int
+    """The training rows of the client."""
+    first: bool
+    """True if the client has not completed any update yet."""
+    round: int
+    """The round, from 0."""
+    found: int = -1
+    """The round in which the client's mask was found; -1 for its first mask."""
+    changes: bool = True
+    """True if a mask search changes the mask."""
+    stale: bool = False
+    """True if a mask that all clients share has changed since the client's last update."""
+    prepares: bool = False
+    """True for the step before round 1."""
+
+
 @dataclass(frozen=True)
 class UpdateCosts:
-    """Counts what one client's update costs."""
+    """Counts the costs of one client's update."""
 
     method: Method
     space: ParameterSpace
-    """Of the tensors that travel."""
+    """The space of the tensors that travel."""
     training: TrainingSettings
-    active: Sequence[int]
-    """Active parameters of each tensor that travels, in the model that a client trains."""
 
-    def __call__(
-        self, network: NetworkCosts, rows: int, *, round: int, first: bool, prepares: bool = False
-    ) -> Costs:
-        """The costs of an update of a client of so many training rows in a round (from 0).
+    def __call__(self, network: NetworkCosts, update: Update) -> Costs:
+        """The costs of an update; an upper bound of each if the searcher's plan leaves counts open."""
+        fills = [_costliest]
+        if self.method.uses_mask and not _are_known(self.method, update):
+            fills.append(most_mixed)  # `_costliest` has the most FLOPs, `most_mixed` the longest mask
+        return _most([self._perform(network, update, fill)[0].costs for fill in fills])
 
-        Args:
-            first: whether the client has not completed any update yet.
-            prepares: whether it is the step before round 1.
-        """
-        return self._perform(network, rows, round, first, prepares)[0].costs
-
-    def further_values(self, network: NetworkCosts) -> tuple[int, int]:
-        """How many values of further tensors travel to a client, and how many with its update."""
-        result, server = self._perform(network, rows=1, round=0, first=True)
-        sides = server.tensors if self.method.sends else {}, result.update.tensors
+    def further_values(self, network: NetworkCosts, prepares: bool = False) -> tuple[int, int]:
+        """The numbers of values in further tensors that travel to a client, and with its update."""
+        result, server = self._perform(network, Update(1, first=True, round=0, prepares=prepares))
+        sides = server.further if self.method.sends else {}, result.update.tensors
         down, up = (sum(tensor.numel() for tensor in tensors.values()) for tensors in sides)
         return down, up
 
+    def messages(self, network: NetworkCosts) -> int:
+        """The number of messages with weights in an update."""
+        result, server = self._perform(network, Update(1, first=True, round=0))
+        down = (server.neighbours or 1) if self.method.sends else 0
+        return down + (result.update.update is not None)
+
     def _perform(
-        self, network: NetworkCosts, rows: int, round: int, first: bool, prepares: bool = False
+        self, network: NetworkCosts, update: Update, fill: Fill | None = None
     ) -> tuple[CompletedUpdate, ServerState]:
-        """An update, and the server that it starts from."""
+        """An update, and the server state that it starts from. `fill` sets the tensors' counts if they are open."""
+        method: Any = copy.copy(self.method)
+        full = PackedMask.pack(torch.ones(self.space.total))
+        known, target = full, list[int]()
+        if method.uses_mask:
+            searcher = method.searcher = copy.copy(method.searcher)
+            target = [*searcher.target, *self.space.running.sizes]
+            before, after = (
+                self._mask(searcher.counts(round), fill or _costliest, network)
+                for round in (update.found, update.round)
+            )
+            known, found = PackedMask.pack(before), after[: self.space.trained]
+            searcher.first_mask = lambda search: found
+            searcher.next_mask = lambda search: found if update.changes else search.mask
         setup = ClientSetup(
             seed=0,
             training=self.training,
             engine=CountingEngine(self.space, self.training),
             network=network,
-            client_rows=[np.zeros(rows, np.int64)],
-            target_counts=self.active,
+            client_rows=[np.zeros(update.rows, np.int64)],
+            target_counts=target,
+            initial=torch.zeros(self.space.total),
         )
-        runner = ClientRunner(
-            setup=setup, method=self._method, messages=Messages(network, seed=0), evaluators=[]
-        )
-        weights, full = setup.engine.weights, PackedMask.pack(torch.ones(self.space.total))
-        finds = first and self.method.finds_first_mask
-        initial = Initial(weights, lambda client: full if finds else PackedMask.pack(self._mask), full)
-        job = UpdateJob(round, client=0, first=first, state=runner.first_state(0, initial), prepares=prepares)
-        server = self.method.server_init(initial)
+        runner = ClientRunner(setup=setup, method=method, messages=Messages(network, seed=0), evaluators=[])
+        finds = update.first and method.finds_first_mask
+        initial = Initial(setup.engine.weights, lambda client: full if finds else known, full)
+        state, server = runner.first_state(0, initial), method.server_init(initial)
+        if server.mask is not None and not update.prepares:
+            server = replace(server, tensors={**server.tensors, MASK: known.bits})
+            if update.stale or not update.first:
+                state |= {MASK: full if update.stale else known}
+        job = UpdateJob(update.round, client=0, first=update.first, state=state, prepares=update.prepares)
         result = runner.perform(job, server)
         assert isinstance(result, CompletedUpdate)
         return result, server
 
-    @property
-    def _mask(self) -> torch.Tensor:
-        """A mask [total] with the planned counts: float32."""
-        mask = torch.zeros(self.space.total)
-        for piece, count in zip(self.space.split(mask), self.active, strict=True):
-            piece[:count] = 1
+    def _mask(self, counts: Counts, fill: Fill, network: NetworkCosts) -> torch.Tensor:
+        """A mask [total] with these counts: float32, ones in the running statistics."""
+        space = self.space.parameters
+        mask = torch.ones(self.space.total)
+        for piece, count in zip(
+            space.split(mask[: space.total]), by_tensor(counts, fill, space.sizes, network), strict=True
+        ):
+            piece[count:] = 0
         return mask
 
-    @property
-    def _method(self) -> Method:
-        """The method, whose searcher gives masks of the planned counts without looking at values.
 
-        Where it would not search, it gives the client's own mask back, as in a run: that one does not travel.
-        """
-        if not self.method.uses_mask:
-            return self.method
-        method: Any = copy.copy(self.method)
-        searcher = method.searcher = copy.copy(method.searcher)
-        found = self._mask[: self.space.trained]
-        searcher.first_mask = lambda search: found
-        searcher.next_mask = lambda search: (
-            found if searcher.searches and searcher.searching(search.round) else search.mask
-        )
-        return method
+Fill: TypeAlias = Callable[[int, Sequence[int], NetworkCosts], list[int]]
+"""Divides a total of active parameters among tensors of these sizes."""
+
+
+def by_tensor(counts: Counts, fill: Fill, sizes: Sequence[int], network: NetworkCosts) -> Sequence[int]:
+    """The count of each tensor. `fill` divides the total if only that is known, or nothing."""
+    if isinstance(counts, Sequence):
+        return counts
+    return fill(sum(sizes) if counts is None else counts, sizes, network)
+
+
+def _costliest(total: int, sizes: Sequence[int], network: NetworkCosts) -> list[int]:
+    """The counts with the most FLOPs: tensors whose parameters are used at the most positions come first."""
+    return _filled(total, sizes, sizes, key=lambda i: -network.flops_per_active[i])
+
+
+def most_mixed(total: int, sizes: Sequence[int], network: NetworkCosts) -> list[int]:
+    """The counts with the longest mask: as many tensors as possible are neither full nor empty, large ones first."""
+    started = _filled(total, sizes, [min(1, size) for size in sizes], key=lambda i: -sizes[i])
+    room = [size - 1 if begun else 0 for size, begun in zip(sizes, started, strict=True)]
+    rest = _filled(total - sum(started), sizes, [max(left - 1, 0) for left in room], key=lambda i: -sizes[i])
+    counts = [one + more for one, more in zip(started, rest, strict=True)]
+    full = _filled(
+        total - sum(counts),
+        sizes,
+        [s - c for s, c in zip(sizes, counts, strict=True)],
+        key=lambda i: sizes[i],
+    )
+    return [count + more for count, more in zip(counts, full, strict=True)]
+
+
+def _filled(total: int, sizes: Sequence[int], limits: Sequence[int], key: Callable[[int], int]) -> list[int]:
+    """Divide a total: in the order of a key each tensor gets as much as its limit allows."""
+    counts = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=key):
+        counts[i] = min(limits[i], total)
+        total -= counts[i]
+    return counts
+
+
+def _are_known(method: Method, update: Update) -> bool:
+    """True if the searcher's plan has the counts of each tensor, before and after an update."""
+    return all(isinstance(method.searcher.counts(round), Sequence) for round in (update.found, update.round))
+
+
+def _most(costs: Sequence[Costs]) -> Costs:
+    """The largest of each kind of costs; None if one of them is unknown."""
+    kinds: list[Any] = [
+        None if None in values else max(values) for values in zip(*map(astuple, costs), strict=True)
+    ]
+    return Costs(*kinds)

@@ -1,17 +1,17 @@
-"""What runs will cost and how long they will take here, told without running them.
+"""The costs of runs, and their time on this machine, without running them.
 
-FLOPs and traffic are those of `python src/costs.py`. Times are the FLOPs that this machine has to compute, over
-the speed at which it just trained the network on noise. Masks cost no less to compute than dense weights do in
-this simulation, so these FLOPs are dense ones; testing the models counts with its forward passes. Of a network whose
-FLOPs cannot be counted, no time is told.
+FLOPs and traffic are those of `python src/costs.py`. A time is the number of FLOPs that this machine has to compute,
+divided by its measured speed in training the network on noise. In this simulation masks do not save computation, so
+these FLOPs are dense ones; tests of the models count with their forward passes. Without FLOPs of a
+network there is no time.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -23,8 +23,6 @@ from fedspa.core.launch import usable_cores
 from fedspa.core.records import Costs
 from fedspa.costs.network import TRAINING_FACTOR
 from fedspa.costs.units import show_bytes, show_flops, show_time
-from fedspa.data.batches import Pixels
-from fedspa.data.image_set import ImageSet
 from fedspa.planning.cost_report import CostReport
 from fedspa.runs.workload import workload
 from fedspa.training.base import LocalTask
@@ -34,71 +32,48 @@ PROBE_SECONDS = 2.0
 SPEED_DEPENDS_ON = ("model", "dataset", "training", "hardware", "engine", "federation")
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What one run costs, in the federation's terms and in this machine's."""
-
-    costs: Costs
-    executed_flops: int | None
-    speed: float | None
-    """FLOP/s of all its workers together."""
-    remark: str
-    """Why FLOPs are not known; "" where they are."""
-
-    @property
-    def seconds(self) -> float | None:
-        return None if self.executed_flops is None or self.speed is None else self.executed_flops / self.speed
-
-
 def listing(plans: Mapping[str, Plan], finished: Collection[str] = ()) -> str:
-    """A table of runs by name: FLOPs, traffic, time. Those that are finished take no time any more."""
-    estimates = _estimates(plans)
+    """A table of runs by name: FLOPs, traffic, time. Finished runs take no more time.
+
+    Runs with the same costs are counted once, and the speed of a network is measured once.
+    """
+    counted: dict[str, tuple[Costs, int | None, str]] = {}
+    speeds: dict[str, float | None] = {}
     width = max(map(len, plans))
     lines = [f"{'':<{width}}  {'FLOPs':>9}  {'traffic':>9}  {'time':>8}"]
-    for name, estimate in estimates.items():
-        seconds = "finished" if name in finished else show_time(estimate.seconds)
-        lines.append(_line(f"{name:<{width}}", estimate.costs, seconds))
-    total = sum((estimate.costs for estimate in estimates.values()), Costs())
-    times = [estimate.seconds for name, estimate in estimates.items() if name not in finished]
-    left = None if None in times else sum(time or 0 for time in times)
-    speeds = {plans[name].names["model"]: estimate.speed for name, estimate in estimates.items()}
-    measured = [f"{model} {show_flops(speed)} FLOP/s" for model, speed in speeds.items() if speed is not None]
-    of_time = [
-        "Time: dense FLOPs of training, mask search and tests, one run after another, at the speed measured here",
-        f"just now: {', '.join(measured)}.",
-    ]
-    return "\n".join(
-        [
-            *lines,
-            _line(f"{f'all {len(plans)}':<{width}}", total, show_time(left)),
-            "",
-            *(of_time if measured else []),
-            "Costs: of the rounds, for clients of equal size; Sub-FedAvg's before it prunes.",
-            *sorted({f"{estimate.remark}." for estimate in estimates.values() if estimate.remark}),
+    total, left, measured = Costs(), [0.0], {}
+    for name, plan in plans.items():
+        same_costs = _key(plan.resolved | {"seed": 0, "name": "", "partition": {}, "loggers": {}})
+        if same_costs not in counted:
+            report = CostReport.of(plan)
+            counted[same_costs] = report.total, _executed_flops(report), report.network.remark
+        same_speed = _key({part: plan.resolved[part] for part in SPEED_DEPENDS_ON})
+        if same_speed not in speeds:
+            speeds[same_speed] = _speed(plan)
+        (costs, executed, _), speed = counted[same_costs], speeds[same_speed]
+        seconds = None if executed is None or speed is None else executed / speed
+        lines.append(_line(f"{name:<{width}}", costs, "finished" if name in finished else show_time(seconds)))
+        total += costs
+        left += [] if name in finished else [math.nan if seconds is None else seconds]
+        if speed is not None:
+            measured[plan.names["model"]] = f"{plan.names['model']} {show_flops(speed)} FLOP/s"
+    time_left = None if math.isnan(sum(left)) else sum(left)
+    lines += [_line(f"{f'all {len(plans)}':<{width}}", total, show_time(time_left)), ""]
+    if measured:
+        lines += [
+            "Time: dense FLOPs of training, mask search and tests, one run after another, at the speed measured here",
+            f"just now: {', '.join(measured.values())}.",
         ]
-    )
+    remarks = sorted({f"{remark}." for _, _, remark in counted.values() if remark})
+    lines += [
+        "Costs: of the rounds, for clients of equal size; Sub-FedAvg's before it prunes.",
+        *remarks,
+    ]
+    return "\n".join(lines)
 
 
 def _line(name: str, costs: Costs, time: str) -> str:
     return f"{name}  {show_flops(costs.flops):>9}  {show_bytes(costs.traffic_bytes):>9}  {time:>8}"
-
-
-def _estimates(plans: Mapping[str, Plan]) -> dict[str, Estimate]:
-    """Runs that differ in nothing that matters to costs share an estimate, and a network its measured speed."""
-    estimates: dict[str, tuple[Costs, int | None, str]] = {}
-    speeds: dict[str, float | None] = {}
-    found = {}
-    for name, plan in plans.items():
-        same_costs = _key(plan.resolved | {"seed": 0, "name": "", "partition": {}, "loggers": {}})
-        if same_costs not in estimates:
-            report = CostReport.of(plan)
-            estimates[same_costs] = report.total, _executed_flops(report), report.network.remark
-        same_speed = _key({part: plan.resolved[part] for part in SPEED_DEPENDS_ON})
-        if same_speed not in speeds:
-            speeds[same_speed] = _speed(plan)
-        costs, executed, remark = estimates[same_costs]
-        found[name] = Estimate(costs, executed, speeds[same_speed], remark)
-    return found
 
 
 def _key(config: Mapping[str, Any]) -> str:
@@ -106,12 +81,12 @@ def _key(config: Mapping[str, Any]) -> str:
 
 
 def _executed_flops(report: CostReport) -> int | None:
-    """What the machine computes: dense products wherever the federation pays for sparse ones, and the tests."""
+    """The FLOPs that the machine computes: dense products even for sparse models, and the tests."""
     plan, network, total = report.plan, report.network, report.total
-    settings, forward, sparse = plan.settings, network.forward_flops(), network.forward_flops(report.active)
-    if forward is None or sparse is None or total.train_flops is None or total.search_flops is None:
+    settings, forward = plan.settings, network.forward_flops()
+    training = (report.dense_total if plan.method.uses_mask else total).train_flops
+    if forward is None or training is None or total.search_flops is None:
         return None
-    training = total.train_flops * forward // sparse
     rounds_tested = ceil(settings.federation.rounds / settings.eval.every)
     tests = (
         rounds_tested
@@ -119,26 +94,26 @@ def _executed_flops(report: CostReport) -> int | None:
         * len({"global", "personal"}.intersection(plan.method.kinds))
     )
     if "local" in plan.method.kinds:
-        tests += report.visits.total()
+        tests += report.updates.total()
     testing = tests * plan.dataset.client_test_images * forward
     return training + total.search_flops + testing + (report.finetune_flops or 0)
 
 
 def _speed(plan: Plan) -> float | None:
-    """FLOP/s of dense local training on this machine, measured: the engine that the run will take, on batches of
-    noise. Compiling comes before, and is not counted."""
+    """The measured speed of dense local training on this machine in FLOP/s; None if FLOPs cannot be counted.
+
+    The run's engine trains on batches of noise. Compiling is not part of the time.
+    """
     source, training = plan.dataset, plan.settings.training
     report, fabric = CostReport.of(plan), plan.hardware.fabric()
     forward = report.network.forward_flops()
     if forward is None:
         return None
-    network = build_model(plan, source.channels, source.image_size, source.classes).to(plan.hardware.dtype)
-    shape = (source.channels, source.image_size, source.image_size)
-    images = torch.randint(256, (training.batch_size, *shape), dtype=torch.uint8)
-    noise = ImageSet(images, torch.zeros(training.batch_size, dtype=torch.int64))
-    pixels = Pixels(noise, source.mean, source.std, source.augmentation, fabric.device, plan.hardware.dtype)
+    network = build_model(plan).to(plan.hardware.dtype)
+    noise = source.probe(training.batch_size)
+    examples = source.examples(noise, fabric.device, plan.hardware.dtype, augmented=True)
     asked = workload(plan, report.client_sizes, source.client_test_images)
-    engine = plan.engine.build(EagerEngine(fabric, network, training, pixels), asked)
+    engine = plan.engine.build(EagerEngine(fabric, network, training, examples), asked)
 
     def train(samples: int) -> int:
         task = LocalTask(

@@ -8,133 +8,136 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedspa.report import masks, measures
+from fedspa.core import names
+from fedspa.report import masks, numbers
+from fedspa.report.cells import CURVES, listed, named, traffic_unit
 from fedspa.report.study import Row, Setting, Study
-from fedspa.report.tables import traffic_unit
-from fedspa.tracking.drawing import BLUE, FAINT, INK, OCHRE, SERIES, new_figure, set_title, shades
+from fedspa.tracking.drawing import BLUE, FAINT, INK, OCHRE, SERIES, new_figure, set_title, shades, spread_out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PANELS_A_LINE = 4
+FEW_SEEDS = 5
+"""Fewer seeds than these are drawn one by one: a band over them would claim too much."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with what is to be said of it."""
+    """A figure with its caption. `name` is unique in a report, and the files' name."""
 
     name: str
-    """Unique in a report; the files' name."""
     title: str
     caption: str
-    """What it shows, and of which kind of model."""
     figure: Figure
 
 
 def row_colors(study: Study) -> dict[Row, str]:
     """A colour a row: from light to dark where the rows are one method at several numbers."""
     rows = study.rows
-    ordered = len(rows) > 1 and len({(row.method, row.mask) for row in rows}) == 1 and _one_number(rows)
+    numbered = all(len(row.varied) == 1 and row.varied[0][1].replace(".", "", 1).isdigit() for row in rows)
+    ordered = len(rows) > 1 and len({(row.method, row.mask) for row in rows}) == 1 and numbered
     colors = shades(len(rows)) if ordered else [SERIES[i % len(SERIES)] for i in range(len(rows))]
     return dict(zip(rows, colors, strict=True))
 
 
 def accuracy_by_round(study: Study, setting: Setting) -> Picture | None:
     """Curves of every kind of model; None where no run has one."""
-    kinds = [kind for kind in study.kinds_of(setting) if kind != "finetuned"]
+    kinds, metric = [kind for kind in study.kinds_of(setting) if kind in CURVES], study.main_metric(setting)
     if not kinds:
         return None
-    figure = _panels(len(kinds), 3.1, 3.2, share_y=True)
-    colors = row_colors(study)
+    figure, colors = _panels(len(kinds), 3.1, 3.2, share_y=True), row_colors(study)
+    few = len(study.seeds) < FEW_SEEDS
     for axes, kind in zip(figure.axes, kinds, strict=True):
         for row in study.rows_of(setting):
-            runs = [run for run in study.runs(row, setting) if kind in run.kinds]
-            if not runs:
+            if kind not in study.kinds_in(row, setting):
                 continue
-            rounds, mean, std = measures.curve_over_seeds(runs, kind)
-            if len(runs) > 1:
-                axes.fill_between(rounds, mean - std, mean + std, color=colors[row], alpha=0.13, linewidth=0)
-            axes.plot(rounds, mean, color=colors[row], linewidth=1.5)
+            curves = numbers.curves([run for run in study.runs(row, setting) if kind in run.kinds], kind)
+            mean, std = curves.mean(axis=1), curves.std(axis=1, ddof=0)
+            if few and len(curves.columns) > 1:
+                axes.plot(curves.index, curves, ".", color=colors[row], alpha=0.45, markersize=3)
+            elif len(curves.columns) > 1:
+                axes.fill_between(
+                    curves.index, mean - std, mean + std, color=colors[row], alpha=0.13, linewidth=0
+                )
+            axes.plot(curves.index, mean, color=colors[row], linewidth=1.5)
         axes.grid(axis="y", color=FAINT, linewidth=0.6)
         axes.set_xlabel("round")
         axes.locator_params(axis="x", integer=True)
-        set_title(axes, f"{kind} models", f"{setting.label}: accuracy in %" if axes is figure.axes[0] else "")
-    figure.axes[0].set_ylim(top=min(101, figure.axes[0].get_ylim()[1]))
+        set_title(
+            axes,
+            f"{kind} models",
+            f"{setting.label}: {named(study, setting)}" if axes is figure.axes[0] else "",
+        )
+    if study.runs_of(setting)[0].in_percent:
+        figure.axes[0].set_ylim(top=min(101, figure.axes[0].get_ylim()[1]))
     _legend(figure, study.rows_of(setting), colors)
-    band = (
-        f"; band: one standard deviation over the seeds {_list(study.seeds)}" if len(study.seeds) > 1 else ""
+    drawn = "" if len(study.seeds) == 1 else (
+        f"; a point is one of the seeds {listed(study.seeds)}" if few
+        else f"; band: one standard deviation over the seeds {listed(study.seeds)}"
+    )  # fmt: skip
+    caption = (
+        f"Mean {metric} over {study.mean_over} of the {listed(kinds)} models, a panel a kind: compare within a "
+        f"panel{drawn}."
     )
-    return Picture(
-        f"accuracy-{_slug(setting)}",
-        f"{setting.label}: accuracy by round",
-        f"Mean accuracy over {study.mean_over} of the {_list(kinds)} models, a panel a kind: compare within a "
-        f"panel{band}.",
-        figure,
-    )
+    return Picture(f"accuracy-{_slug(setting)}", f"{setting.label}: {metric} by round", caption, figure)
 
 
 def accuracy_by_traffic(study: Study, setting: Setting) -> Picture | None:
     """The paper's Figure 1 for every kind of model; None where nothing is sent."""
-    kinds = [kind for kind in study.kinds_of(setting) if kind != "finetuned"]
-    rows = study.rows_of(setting)
-    largest = max((measures.traffic(study.runs(row, setting)).mean for row in rows), default=0)
+    rows, kinds, metric = study.rows_of(setting), study.kinds_of(setting), study.main_metric(setting)
+    sent = {row: numbers.of_summary(study.runs(row, setting), names.TRAFFIC) for row in rows}
+    largest = max((seeds.mean for seeds in sent.values() if seeds), default=0)
     if not kinds or not largest:
         return None
     byte, unit = traffic_unit(largest)
-    figure = _panels(len(kinds), 3.1, 3.2, share_y=True)
-    colors = row_colors(study)
+    figure, colors = _panels(len(kinds), 3.1, 3.2, share_y=True), row_colors(study)
     for axes, kind in zip(figure.axes, kinds, strict=True):
         paths: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        labels: list[tuple[float, float, str, str]] = []
         for row in rows:
-            runs = study.runs(row, setting)
-            accuracy = measures.final_accuracy(runs, kind)
-            if accuracy is None:
+            accuracy, traffic = numbers.final_score(study.runs(row, setting), kind, metric), sent[row]
+            if accuracy is None or traffic is None:
                 continue
-            sent = measures.traffic(runs).mean / byte
-            paths.setdefault((row.method, row.mask), []).append((sent, accuracy.mean))
-            axes.errorbar(
-                sent, accuracy.mean, accuracy.std, color=colors[row], marker="o", markersize=5, linewidth=1.2
-            )
-            if sparsity := float(runs[0].summary["sparsity"]):
-                axes.annotate(
-                    f"{sparsity:g}", (sent, accuracy.mean), xytext=(5, 4), textcoords="offset points",
-                    color=colors[row], fontsize=8,
-                )  # fmt: skip
+            x = traffic.mean / byte
+            paths.setdefault((row.method, row.mask), []).append((x, accuracy.mean))
+            axes.plot([v / byte for v in traffic.values], accuracy.values, ".", color=colors[row], alpha=0.45)
+            axes.plot(x, accuracy.mean, "o", color=colors[row], markersize=5)
+            if sparsity := float(study.runs(row, setting)[0].summary["sparsity"]):
+                labels.append((accuracy.mean, x, f"{sparsity:g}", colors[row]))
         for path in paths.values():
             axes.plot(*zip(*sorted(path), strict=True), color=FAINT, linewidth=1, zorder=0)
+        if labels:
+            low, high = axes.get_ylim()
+            heights = spread_out([label[0] for label in sorted(labels)], (high - low) / 18)
+            for height, (_, x, text, color) in zip(heights, sorted(labels), strict=True):
+                offset: dict[str, Any] = {"xytext": (6, -3), "textcoords": "offset points"}
+                axes.annotate(text, (x, height), color=color, fontsize=8, **offset)
         axes.grid(color=FAINT, linewidth=0.6)
-        axes.set_xlim(-0.04 * largest / byte, 1.1 * largest / byte)
+        axes.set_xlim(-0.04 * largest / byte, 1.15 * largest / byte)
         axes.set_xlabel(f"traffic of the run, {unit}")
-        subtitle = f"{setting.label}: accuracy in % at the end"
+        subtitle = f"{setting.label}: {named(study, setting)} at the end"
         set_title(axes, f"{kind} models", subtitle if axes is figure.axes[0] else "")
     _legend(figure, rows, colors)
-    bar = "; bar: one standard deviation over seeds" if len(study.seeds) > 1 else ""
-    return Picture(
-        f"traffic-{_slug(setting)}",
-        f"{setting.label}: accuracy against traffic",
-        f"Final mean accuracy over {study.mean_over} of the {_list(kinds)} models, a panel a kind, against all bytes "
-        f"that the run sent, masks included. Numbers are sparsities{bar}.",
-        figure,
+    caption = (
+        f"Final mean {metric} over {study.mean_over} of the {listed(kinds)} models, a panel a kind, against all bytes "
+        "that the run sent, masks included. Numbers are sparsities; a small point is one seed."
     )
+    return Picture(f"traffic-{_slug(setting)}", f"{setting.label}: {metric} against traffic", caption, figure)
 
 
 def client_accuracies(study: Study, setting: Setting) -> Picture | None:
     """How the clients' accuracies spread at the end; None where no run kept its clients."""
-    kinds = study.kinds_of(setting)
-    rows = [
-        row for row in study.rows_of(setting) if any(len(run.clients) for run in study.runs(row, setting))
-    ]
+    kinds, rows = study.kinds_of(setting), study.rows_of(setting)
+    rows = [row for row in rows if any(len(run.clients) for run in study.runs(row, setting))]
     if not kinds or not rows:
         return None
-    figure = _panels(len(kinds), 2.7, 0.9 + 0.42 * len(rows), share_y=True)
-    colors = row_colors(study)
+    figure, colors = _panels(len(kinds), 2.7, 0.9 + 0.42 * len(rows), share_y=True), row_colors(study)
     jitter = np.random.default_rng(0)
     for axes, kind in zip(figure.axes, kinds, strict=True):
         for height, row in enumerate(rows):
-            columns = [run.clients.get(f"{kind}_accuracy", np.array([])) for run in study.runs(row, setting)]
-            known = np.concatenate(columns)
-            known = known[~np.isnan(known)]
+            known = numbers.client_scores(study.runs(row, setting), kind)
             if not len(known):
                 continue
             p10, low, middle, high, p90 = np.percentile(known, [10, 25, 50, 75, 90])
@@ -145,20 +148,23 @@ def client_accuracies(study: Study, setting: Setting) -> Picture | None:
             axes.plot([low, high], [height, height], color=colors[row], linewidth=4, solid_capstyle="butt")
             axes.plot(middle, height, "o", color="white", markersize=5.5, markeredgecolor=colors[row])
         axes.grid(axis="x", color=FAINT, linewidth=0.6)
-        axes.set_xlabel("accuracy in %")
+        axes.set_xlabel(named(study, setting))
         set_title(axes, f"{kind} models", f"{setting.label}: the clients" if axes is figure.axes[0] else "")
     _row_ticks(figure.axes[0], [row.label for row in rows])
+    caption = (
+        f"Each dot is one client in one seed at the end of the run, on its own test set, a panel for each of the "
+        f"{listed(kinds)} models. Ring: median; thick line: middle half; thin line: 10th to 90th percentile."
+    )
     return Picture(
         f"clients-{_slug(setting)}",
-        f"{setting.label}: accuracies of the clients",
-        f"Each dot is one client in one seed at the end of the run, on its own test set, a panel for each of the "
-        f"{_list(kinds)} models. Ring: median; thick line: middle half; thin line: 10th to 90th percentile.",
+        f"{setting.label}: {study.main_metric(setting)} of the clients",
+        caption,
         figure,
     )
 
 
 def mask_overlap(study: Study, setting: Setting) -> Picture | None:
-    """Does the mask search find the clients that are alike? None where no run kept masks."""
+    """Whether the mask search finds the clients that are alike; None where no run kept masks."""
     found: list[tuple[Row, list[masks.Overlap]]] = []
     for row in study.rows_of(setting):
         computed = (masks.overlap(run) for run in study.runs(row, setting) if run.has_masks)
@@ -171,10 +177,8 @@ def mask_overlap(study: Study, setting: Setting) -> Picture | None:
     for axes, (row, overlaps) in zip(figure.axes, found, strict=False):
         first = overlaps[0]
         alpha = float(np.clip(100 / len(first.mask_overlap), 0.08, 0.6))
-        axes.plot(
-            first.label_similarity, first.mask_overlap, ".", color=BLUE, alpha=alpha,
-            markersize=5, markeredgewidth=0, rasterized=True,
-        )  # fmt: skip
+        dots: dict[str, Any] = {"markersize": 5, "alpha": alpha, "markeredgewidth": 0, "rasterized": True}
+        axes.plot(first.label_similarity, first.mask_overlap, ".", color=BLUE, **dots)
         axes.axhline(first.by_chance, color=OCHRE, linewidth=1, linestyle=(0, (4, 3)))
         axes.annotate(
             "two random masks", (1, first.by_chance), xytext=(0, 4), textcoords="offset points",
@@ -185,89 +189,50 @@ def mask_overlap(study: Study, setting: Setting) -> Picture | None:
         verdicts.append(f"{row.label}: {_correlations(overlaps)}")
     figure.axes[0].set_ylabel("mask overlap")
     figure.supxlabel(f"label similarity of two clients ({setting.label})", color=INK, fontsize=9)
-    return Picture(
-        f"masks-{_slug(setting)}",
-        f"{setting.label}: do alike clients find alike masks?",
+    caption = (
         "Each dot is a pair of clients in the first seed: the share of their label distributions that both have, "
         "against the share of the weights that either mask keeps that both keep, over the tensors that are sparse. "
         "r is Pearson\u2019s, a value a seed; p is the largest of any seed in Mantel\u2019s test with "
         f"{masks.PERMUTATIONS} permutations of the clients. Masks also drift apart with every search, so clients that "
-        f"were visited more often are less alike. {'; '.join(verdicts)}.",
-        figure,
+        f"were trained more often are less alike. {'; '.join(verdicts)}."
     )
+    title = f"{setting.label}: do alike clients find alike masks?"
+    return Picture(f"masks-{_slug(setting)}", title, caption, figure)
 
 
 def layer_densities(study: Study, setting: Setting) -> Picture | None:
     """How dense the masks leave the weights of each layer; None where no run kept masks."""
-    shares: dict[Row, np.ndarray] = {}
+    shares: dict[Row, dict[str, np.ndarray]] = {}
     for row in study.rows_of(setting):
         if runs := [run for run in study.runs(row, setting) if run.has_masks]:
-            shares[row], tensors = np.concatenate([masks.densities(run) for run in runs]), runs[0].tensors
+            shares[row] = masks.layer_densities(runs)
     if not shares:
         return None
-    layers = [(i, name.removesuffix(".weight")) for i, (name, shape) in enumerate(tensors) if len(shape) > 1]
+    layers = list(dict.fromkeys(layer for found in shares.values() for layer in found))
     figure = _panels(1, 6.2, 0.9 + 0.28 * len(layers))
     axes, colors = figure.axes[0], row_colors(study)
     for place, (row, found) in enumerate(shares.items()):
         shift = 0.5 * (place + 0.5) / len(shares) - 0.25
-        for height, (tensor, _) in enumerate(layers):
-            low, high = np.percentile(found[:, tensor], [10, 90])
-            axes.plot([low, high], [height + shift] * 2, color=colors[row], linewidth=1.2, alpha=0.6)
-            axes.plot(found[:, tensor].mean(), height + shift, "o", color=colors[row], markersize=4.5)
+        for layer, densities in found.items():
+            height = layers.index(layer) + shift
+            axes.plot(
+                np.percentile(densities, [10, 90]), [height] * 2, color=colors[row], linewidth=1.2, alpha=0.6
+            )
+            axes.plot(densities.mean(), height, "o", color=colors[row], markersize=4.5)
     axes.set_xlim(0, 1.02)
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
-    _row_ticks(axes, [name for _, name in layers])
-    set_title(
-        axes, "Density of the masks", f"{setting.label}: share of active weights by layer, mean over clients"
-    )
+    _row_ticks(axes, layers)
+    subtitle = f"{setting.label}: share of active weights by layer, mean over clients"
+    set_title(axes, "Density of the masks", subtitle)
     _legend(figure, list(shares), colors)
-    return Picture(
-        f"density-{_slug(setting)}",
-        f"{setting.label}: density by layer",
+    caption = (
         "Share of each layer\u2019s weights, biases and norms left out, that the clients\u2019 last masks keep (those "
-        "of their personal models): mean over clients and seeds; line: 10th to 90th percentile.",
-        figure,
+        "of their personal models): mean over clients and seeds; line: 10th to 90th percentile."
     )
+    return Picture(f"density-{_slug(setting)}", f"{setting.label}: density by layer", caption, figure)
 
 
-def wall_time(study: Study, setting: Setting) -> Picture | None:
-    """Seconds of training and mask search in a visit; None where no run kept its times."""
-    rows, times = [], []
-    for row in study.rows_of(setting):
-        train, search = (
-            measures.seconds_a_visit(study.runs(row, setting), phase) for phase in ("train", "search")
-        )
-        if train and search:
-            rows.append(row)
-            times.append((train.mean, search.mean))
-    if not rows:
-        return None
-    figure = _panels(1, 6.2, 0.9 + 0.34 * len(rows))
-    axes = figure.axes[0]
-    for height, (train_s, search_s) in enumerate(times):
-        axes.barh(height, train_s, height=0.55, color=BLUE)
-        axes.barh(height, search_s, left=train_s, height=0.55, color=OCHRE)
-        if train_s and search_s / train_s >= 0.005:
-            axes.annotate(
-                f"+{100 * search_s / train_s:.0f} %", (train_s + search_s, height), xytext=(5, 0),
-                textcoords="offset points", color=OCHRE, fontsize=8, va="center",
-            )  # fmt: skip
-    axes.set_xlim(0, 1.12 * max(sum(pair) for pair in times))
-    axes.grid(axis="x", color=FAINT, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.set_xlabel("seconds")
-    _row_ticks(axes, [row.label for row in rows])
-    subtitle = f"{setting.label}: training (blue) and mask search (ochre, in % of the training)"
-    set_title(axes, "Wall time of a visit", subtitle)
-    return Picture(
-        f"time-{_slug(setting)}",
-        f"{setting.label}: wall time of a visit",
-        "Mean wall-clock seconds of one visit to one client, as the machines that ran the jobs took them.",
-        figure,
-    )
-
-
-DRAWN = (accuracy_by_round, accuracy_by_traffic, client_accuracies, mask_overlap, layer_densities, wall_time)
+DRAWN = (accuracy_by_round, accuracy_by_traffic, client_accuracies, mask_overlap, layer_densities)
 """Every figure of a data setting, in a report's order."""
 
 
@@ -286,14 +251,8 @@ def _legend(figure: Figure, rows: Sequence[Row], colors: dict[Row, str]) -> None
     from matplotlib.lines import Line2D
 
     handles: list[Any] = [Line2D([], [], color=colors[row], linewidth=3, label=row.label) for row in rows]
-    figure.legend(
-        handles=handles,
-        loc="outside right upper",
-        frameon=False,
-        fontsize=8.5,
-        labelcolor=INK,
-        handlelength=1,
-    )
+    look: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "labelcolor": INK, "handlelength": 1}
+    figure.legend(handles=handles, loc="outside right upper", **look)
 
 
 def _row_ticks(axes: Axes, labels: list[str]) -> None:
@@ -309,16 +268,6 @@ def _correlations(overlaps: list[masks.Overlap]) -> str:
         return "all masks overlap equally" if equal else "no correlation is defined"
     values = ", ".join(f"{overlap.correlation:.2f}".replace("-", "\u2212") for overlap in overlaps)
     return f"r = {values} (p = {max(overlap.p_value or 0 for overlap in overlaps):.3f})"
-
-
-def _one_number(rows: list[Row]) -> bool:
-    return all(len(row.varied) == 1 and row.varied[0][1].replace(".", "", 1).isdigit() for row in rows)
-
-
-def _list(items: Sequence[object]) -> str:
-    """a, b and c"""
-    texts = [str(item) for item in items]
-    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def _slug(setting: Setting) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -41,6 +42,19 @@ def densities(run: Run) -> np.ndarray:
         np.add.reduceat(np.unpackbits(bits, count=sizes.sum()), starts, dtype=np.int64) for bits in masks
     ]
     return np.stack(active) / sizes
+
+
+def layer_densities(runs: Sequence[Run]) -> dict[str, np.ndarray]:
+    """The density of each layer's weights in each mask of all runs: float64 [masks]; biases and norms are left out.
+
+    The runs have the same tensors.
+    """
+    found = np.concatenate([densities(run) for run in runs])
+    return {
+        name.removesuffix(".weight"): found[:, i]
+        for i, (name, shape) in enumerate(runs[0].tensors)
+        if len(shape) > 1
+    }
 
 
 def overlap(run: Run) -> Overlap | None:

@@ -1,39 +1,40 @@
-"""A report: what was found, its tables and its figures, as one HTML page and as the same in Markdown and LaTeX."""
+"""A report: its facts, tables and figures, written as one HTML page, in Markdown, in LaTeX and as results.csv."""
 
 from __future__ import annotations
 
 import base64
-import html
-from collections.abc import Sequence
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
+
+from fedspa.core import names
+from fedspa.core.paths import project_root
 from fedspa.report import tables
-from fedspa.report.density import density_table
+from fedspa.report.cells import listed
 from fedspa.report.figures import DRAWN, Picture
-from fedspa.report.formats import Table, html_table, latex, markdown
 from fedspa.report.paper import paper_tables
-from fedspa.report.results import write_results
 from fedspa.report.study import Setting, Study, varied_settings
+from fedspa.report.table import Table
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #3a3a3a; max-width: 1120px; margin: 3em auto; padding: 0 1.5em; }
-h1, h2, h3 { color: #1f2f47; line-height: 1.2; } h2 { margin-top: 2.4em; } h3 { margin: 2em 0 .5em; }
-p { max-width: 75ch; } code { font-size: 90%; }
-.wide { overflow-x: auto; } img { max-width: 100%; }
-table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-thead { border-top: 1.5px solid; border-bottom: 1px solid; } tbody { border-bottom: 1.5px solid; }
-th, td { padding: .25em .9em; white-space: nowrap; text-align: right; font-weight: normal; }
-td b { font-weight: 700; } tbody th, thead th:first-child { text-align: left; padding-left: 0; }
-thead th { white-space: normal; vertical-align: bottom; min-width: 4.5em; }
-.groups th { text-align: center; border-bottom: 1px solid #d9d9d9; } .missing { color: #a8544c; font-style: italic; }
-"""
+TEX = {
+    "\\": r"\textbackslash{}", "\u00b1": r"$\pm$", "\u2212": "$-$", "\u2013": "--", ">": "$>$", "<": "$<$",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\u2019": "'", "\u00d7": r"$\times$",
+    "\u2265": r"$\geq$", **{char: f"\\{char}" for char in "%_&#${}"},
+}  # fmt: skip
+"""Characters that LaTeX does not print as they are."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a report says, whatever the format."""
+    """All that a report says, in any format."""
 
     title: str
     facts: list[str]
@@ -45,117 +46,140 @@ class Report:
 def make_report(study: Study, *, targets: Sequence[float] = (), beside_paper: bool = False) -> Report:
     """Compute the tables and draw the figures. `targets`: accuracies in percent, instead of those of the runs."""
     printed = paper_tables(study, targets) if beside_paper else []
-    facts = _facts(study)
+    facts = list(_facts(study))
     if beside_paper and not printed:
         facts.append(
             "No cell of this study is one of the paper\u2019s: those have its data set, network and partition, all "
             "training images and 100 clients."
         )
-    density, times = density_table(study), tables.time_table(study)
     drawn = (draw(study, setting) for setting in study.settings for draw in DRAWN)
+    main, *more = tables.all_tables(study, targets)
     return Report(
-        title=f"Report on {study.name}",
+        title=_title(study),
         facts=facts,
-        tables=[
-            *tables.main_tables(study),
-            *([density] if density else []),
-            *tables.metric_tables(study),
-            *printed,
-            *tables.rounds_tables(study, targets),
-            *tables.rival_tables(study),
-            *([times] if times else []),
-        ],
+        tables=[main, *printed, *more],
         pictures=[picture for picture in drawn if picture],
         left_out=[f"{where}: {why}." for where, why in study.left_out],
     )
 
 
-def write_report(report: Report, study: Study, folder: Path, targets: Sequence[float] = ()) -> Path:
+def write_report(report: Report, study: Study, folder: Path) -> Path:
     """Write index.html, report.md, tables.tex, results.csv and figures/; returns the page's path."""
-    figures = folder / "figures"
-    figures.mkdir(parents=True, exist_ok=True)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
     drawings = {}
     for picture in report.pictures:
-        drawings[picture.name] = _svg(picture)
-        (figures / f"{picture.name}.svg").write_bytes(drawings[picture.name])
+        svg = _svg(picture)
+        drawings[picture.name] = base64.b64encode(svg).decode()
+        (folder / "figures" / f"{picture.name}.svg").write_bytes(svg)
         picture.figure.set_layout_engine("none")  # it is laid out now, which takes as long as drawing
-        picture.figure.savefig(figures / f"{picture.name}.png", dpi=150, metadata={"Software": None})
-    (folder / "report.md").write_text(markdown_report(report))
-    (folder / "tables.tex").write_text(latex_tables(report))
-    write_results(folder / "results.csv", study, targets)
+        png = folder / "figures" / f"{picture.name}.png"
+        picture.figure.savefig(png, dpi=150, metadata={"Software": None})
+    results(study, report.tables).to_csv(folder / "results.csv", index=False, lineterminator="\n")
+    for name in ("report.md", "tables.tex"):
+        (folder / name).write_text(render(name, report=report))
+    links = [(run.name, os.path.relpath(run.folder, folder)) for run in study.all_runs]
     page = folder / "index.html"
-    page.write_text(html_page(report, drawings))
+    page.write_text(render("page.html", report=report, drawings=drawings, links=links))
     return page
 
 
-def html_page(report: Report, drawings: dict[str, bytes]) -> str:
-    """One page that needs nothing else. `drawings`: each picture's SVG by name."""
-    parts = [
-        f"<h1>{html.escape(report.title)}</h1>",
-        *(f"<p>{html.escape(fact)}</p>" for fact in report.facts),
+def results(study: Study, of: Sequence[Table]) -> pd.DataFrame:
+    """The numbers of the tables with all their digits, a row for each number.
+
+    A cell without runs has 0 seeds and a blank mean. A race that some seed did not finish has a blank mean;
+    `reached` is the number of seeds that finished it.
+    """
+    found = [
+        {
+            "dataset": column.setting.dataset,
+            "split": column.setting.split,
+            "row": line.row.label,
+            "method": line.row.method,
+            "mask": line.row.mask,
+            "sparsity": runs[0].summary["sparsity"]
+            if (runs := study.runs(line.row, column.setting))
+            else None,
+            "kind": column.kind or line.kind,
+            "quantity": column.quantity,
+            "target": column.target,
+            "unit": column.unit,
+            "mean": cell.seeds and cell.seeds.mean,
+            "std": cell.seeds and cell.seeds.std,
+            "seeds": len(study.runs(line.row, column.setting)),
+            "reached": cell.reached,
+        }
+        for table in of
+        for line in table.lines
+        for column, cell in zip(table.columns, line.cells, strict=True)
+        if column.quantity and (cell.seeds or cell.reached is not None or cell.text == "missing")
     ]
-    if report.left_out:
-        items = "".join(f"<li>{html.escape(line)}</li>" for line in report.left_out)
-        parts.append(f"<p>Left out:</p><ul>{items}</ul>")
-    parts.append("<h2>Tables</h2>")
-    for table in report.tables:
-        parts += [f"<h3>{html.escape(table.title)}</h3>", f'<div class="wide">{html_table(table)}</div>']
-        parts.append(f"<p>{html.escape(table.caption)}</p>")
-    parts.append("<h2>Figures</h2>")
-    for picture in report.pictures:
-        title, image = html.escape(picture.title), base64.b64encode(drawings[picture.name]).decode()
-        parts += [f"<h3>{title}</h3>", f'<img alt="{title}" src="data:image/svg+xml;base64,{image}">']
-        parts.append(f"<p>{html.escape(picture.caption)}</p>")
-    head = f'<meta charset="utf-8"><title>{html.escape(report.title)}</title><style>{STYLE}</style>'
-    body = "\n".join(parts)
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+    return pd.DataFrame(found).astype({"reached": "Int64"})
 
 
-def markdown_report(report: Report) -> str:
-    """The same, with the figures as links to figures/."""
-    parts = [f"# {report.title}", *report.facts]
-    if report.left_out:
-        parts += ["Left out:", "\n".join(f"- {line}" for line in report.left_out)]
-    parts.append("## Tables")
-    for table in report.tables:
-        parts += [f"### {table.title}", markdown(table), table.caption]
-    parts.append("## Figures")
-    for picture in report.pictures:
-        parts += [f"### {picture.title}", f"![{picture.title}](figures/{picture.name}.png)", picture.caption]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+def render(template: str, **values: Any) -> str:
+    """Fill in a template of this package."""
+    from jinja2 import Environment, PackageLoader, select_autoescape
+
+    environment = Environment(
+        loader=PackageLoader("fedspa.report"),
+        autoescape=select_autoescape(["html"]),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["md"] = lambda text: re.sub(r"([|*_<>])", r"\\\1", text)
+    environment.filters["tex"] = lambda text: "".join(TEX.get(char, char) for char in text)
+    environment.filters["spans"] = _spans
+    return environment.get_template(template).render(**values)
 
 
-def latex_tables(report: Report) -> str:
-    """The tables alone, to be \\input."""
-    head = "% Needs \\usepackage{booktabs,graphicx}.\n\n"
-    return head + "\n".join(latex(table) for table in report.tables)
+def _spans(table: Table) -> list[tuple[int, int]]:
+    """The first and the last column, from 2, under each heading."""
+    spans, first = [], 2
+    for _, width in table.groups:
+        spans.append((first, first + width - 1))
+        first += width
+    return spans
 
 
-def _facts(study: Study) -> list[str]:
+def _title(study: Study) -> str:
+    """As `FedSpa (DST), FedAvg and Ditto on CIFAR-10`."""
+    methods = list(dict.fromkeys(row.name for row in study.rows))
+    data = list(dict.fromkeys(setting.data for setting in study.settings))
+    compared = listed(methods) if len(methods) < 5 else f"{len(methods)} methods"
+    return f"{compared} on {listed(data)}"
+
+
+def _facts(study: Study) -> Iterator[str]:
+    versions = listed(sorted({str(run.summary.get("version", "unknown")) for run in study.all_runs}))
+    places = "; ".join(setting.label for setting in study.settings)
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(
+        git, cwd=project_root(), capture_output=True, text=True, check=False
+    ).stdout.strip()
+    yield (
+        f"Study {study.name}: {len(study.all_runs)} runs of fedspa {versions} on {places} (seeds "
+        f"{listed(study.seeds)}). Reported on {date.today()}" + (f" at commit {commit}." if commit else ".")
+    )
     varied = varied_settings(study.all_runs)
     values = "; ".join(f"{key}: {', '.join(several)}" for key, several in varied.items())
-    versions = ", ".join(sorted({str(run.summary.get("version", "unknown")) for run in study.all_runs}))
-    places = "; ".join(setting.label for setting in study.settings)
-    return [
-        f"{len(study.all_runs)} runs of fedspa {versions} on {places} (seeds {', '.join(map(str, study.seeds))}).",
-        f"What differs between the configs: {values or 'nothing'}.",
-        *(fact for setting in study.settings if (fact := _small_tests(study, setting))),
-    ]
+    yield f"What differs between the configs: {values or 'nothing'}."
+    for setting in study.settings:
+        yield from _small_tests(study, setting)
 
 
-def _small_tests(study: Study, setting: Setting) -> str:
-    """A sentence on clients that were tested on fewer images than the config asks for; "" where there are none."""
-    told = [tests for run in study.runs_of(setting) if (tests := run.summary.get("client_tests"))]
-    small = [tests for tests in told if tests["fewer"]]
-    if not small:
-        return ""
-    asked = " or ".join(f"{asked:,}" for asked in sorted({tests["asked"] for tests in small}))
-    return (
-        f"{setting.label}: in {len(small)} of {len(told)} runs clients were tested on fewer images than the {asked} "
-        f"asked for, up to {max(tests['fewer'] for tests in small):,} clients a run; the smallest test set has "
-        f"{min(tests['smallest'] for tests in small):,}, the median one {min(tests['median'] for tests in small):,g} "
-        "or more."
-    )
+def _small_tests(study: Study, setting: Setting) -> Iterator[str]:
+    """A sentence on clients that were tested on fewer images than the config asks for, if there are any."""
+    known = [tests for run in study.runs_of(setting) if (tests := names.group("client_tests", run.summary))]
+    small = [tests for tests in known if tests["fewer"]]
+    if small:
+        asked = " or ".join(f"{asked:,}" for asked in sorted({tests["asked"] for tests in small}))
+        yield (
+            f"{setting.label}: in {len(small)} of {len(known)} runs clients were tested on fewer images than the "
+            f"{asked} asked for, up to {max(tests['fewer'] for tests in small):,} clients a run; the smallest test "
+            f"set has {min(tests['smallest'] for tests in small):,}, the median one "
+            f"{min(tests['median'] for tests in small):,g} or more."
+        )
 
 
 def _svg(picture: Picture) -> bytes:

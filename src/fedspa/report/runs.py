@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedspa.core.errors import UserError, brief
+from fedspa.core.names import final_scores, score
 from fedspa.core.paths import SET_ASIDE
 from fedspa.core.records import KINDS, MEAN_OVER, VALIDATION
-from fedspa.tracking.local_store import is_missing
-from fedspa.tracking.measures import final_scores
-from fedspa.tracking.mlflow_connection import open_client, store_uri
-from fedspa.tracking.mlflow_store import flat_params
-from fedspa.tracking.mlflow_sweep import SWEEP
-from fedspa.tracking.run_reader import RunFiles, Unreadable
+from fedspa.tracking.page import flat_params
+from fedspa.tracking.run_folder import RunFiles, Unreadable
+from fedspa.tracking.store import is_missing, open_client, store_uri
+from fedspa.tracking.sweep_run import SWEEP
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,31 +47,37 @@ class Run(RunFiles):
         return int(self.summary["rounds"])
 
     @property
+    def metrics(self) -> list[str]:
+        """The names of its scores on test rows, the main one first: the one that curves and targets are about."""
+        return [metric for metric in self.summary["metrics"] if not metric.startswith(VALIDATION)]
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of model that it tested at its end, in the order of `KINDS`."""
-        return tuple(kind for kind in KINDS if self.summary["accuracy"].get(kind))
+        return tuple(kind for kind in KINDS if kind in self.scores(self.metrics[0]))
 
     @property
     def mean_over(self) -> str:
         """What its means over clients are over, in words."""
         return MEAN_OVER[self.settings.get("eval.weighting", "clients")]
 
-    def scores(self, metric: str) -> dict[str, dict[str, float] | None]:
-        """Its final scores by that metric: how each kind of model is spread over clients; empty where it has none."""
-        found = final_scores(self.summary).get(metric, {})
-        return {kind: found.get(kind) for kind in KINDS}
-
     @property
-    def metrics(self) -> list[str]:
-        """The names of its scores on test rows, accuracy first."""
-        return [metric for metric in final_scores(self.summary) if not metric.startswith(VALIDATION)]
+    def in_percent(self) -> bool:
+        """Whether its scores are percentages; those of a regression are not."""
+        return bool(self.summary.get("in_percent", True))
 
-    def curve(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
-        """The rounds in which models of that kind were tested, and their mean accuracy in percent."""
-        if (column := f"{kind}_accuracy_mean") not in self.rounds:
-            return np.array([]), np.array([])
-        tested = self.rounds[["round", column]].dropna()
-        return tested["round"].to_numpy(), tested[column].to_numpy()
+    def lower_is_better(self, metric: str) -> bool:
+        return metric in self.summary.get("lower_is_better", ())
+
+    def scores(self, metric: str) -> dict[str, dict[str, float]]:
+        """Its final scores by that metric: how each kind of model that it has is spread over clients."""
+        return final_scores(self.summary).get(metric, {})
+
+    def curve(self, kind: str) -> pd.Series:
+        """The mean of the main metric over clients, by the rounds in which models of that kind were tested."""
+        if (column := score(self.metrics[0], kind)) not in self.rounds:
+            return pd.Series(dtype=float)
+        return self.rounds.set_index("round")[column].dropna()
 
     @cached_property
     def label_counts(self) -> np.ndarray | None:
@@ -86,9 +91,9 @@ class Run(RunFiles):
         path = self.folder / "tensors.csv"
         if not path.is_file():
             return []
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        return [(row["tensor"], tuple(int(side) for side in row["shape"].split("x") if side)) for row in rows]
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+        shapes = (tuple(int(side) for side in shape.split("x") if side) for shape in table["shape"])
+        return list(zip(table["tensor"], shapes, strict=True))
 
     @property
     def has_masks(self) -> bool:
@@ -155,7 +160,6 @@ def folders_in_store(condition: str) -> dict[str, Path | UserError]:
     The runs that stand for a whole sweep have none, and are not among them. Raises `UserError` where the filter cannot
     be read or meets none.
     """
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     from mlflow.exceptions import MlflowException
 
     uri = store_uri()

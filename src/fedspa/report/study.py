@@ -48,9 +48,13 @@ class Row:
     """(setting, value) of the settings in which this method's runs on the same data differ."""
 
     @property
+    def name(self) -> str:
+        """The method and its mask in print."""
+        return METHODS.get((self.method, self.mask)) or f"{self.method} ({self.mask})".removesuffix(" (none)")
+
+    @property
     def label(self) -> str:
-        name = METHODS.get((self.method, self.mask)) or f"{self.method} ({self.mask})".removesuffix(" (none)")
-        return " ".join([name, *_assignments(self.varied)])
+        return " ".join([self.name, *_assignments(self.varied)])
 
     @property
     def _order(self) -> tuple[int, str, list[tuple[float, str]]]:
@@ -119,7 +123,15 @@ class Study:
 
     def kinds_of(self, setting: Setting) -> list[str]:
         """The kinds of model that some run on that data tested."""
-        return [kind for kind in KINDS if any(kind in run.kinds for run in self.runs_of(setting))]
+        return [kind for kind in KINDS if any(kind in self.kinds_in(row, setting) for row in self.rows)]
+
+    def kinds_in(self, row: Row, setting: Setting) -> set[str]:
+        """The kinds of model that some run of a row on that data tested."""
+        return {kind for run in self.runs(row, setting) for kind in run.kinds}
+
+    def main_metric(self, setting: Setting) -> str:
+        """The metric that the runs on that data are about."""
+        return self.runs_of(setting)[0].metrics[0]
 
     @property
     def all_runs(self) -> list[Run]:

@@ -7,21 +7,21 @@ from typing import Any
 
 import pandas as pd
 
+from fedspa.core import names
 from fedspa.core.errors import written
 from fedspa.core.records import KINDS
 from fedspa.core.roles import Role, flat, role_of
-from fedspa.tracking.measures import final_scores
-from fedspa.tracking.run_reader import RunFiles
+from fedspa.tracking.run_folder import RunFiles
 
-MEASURED = ("round", "kind", "metric", "value", "traffic_bytes", "flops")
-"""The columns after the run and its settings; docs/api.md says what they are."""
+MEASURED = ("round", "kind", "metric", "value", names.TRAFFIC, names.FLOPS)
+"""The columns after the run and its settings; docs/files.md says what they are."""
 
 
 def tidy(runs: Sequence[RunFiles]) -> pd.DataFrame:
     """A row for each run, tested round, kind of model and metric.
 
     Columns: `run` (its name), each setting that varies, then `MEASURED`. `value` is the mean over clients, in percent;
-    `traffic_bytes` and `flops` are the run's total up to then.
+    the costs are the run's total up to then.
     """
     settings = varied([settings_of(run) for run in runs])
     parts = []
@@ -56,21 +56,21 @@ def varied(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _measured(run: RunFiles) -> pd.DataFrame:
     """The columns `MEASURED` of one run, by round, then kind, then metric."""
-    rounds, metrics = run.rounds, final_scores(run.summary)
-    costs = {"traffic_bytes": rounds["total_traffic_bytes"], "flops": rounds["total_flops"]}
+    rounds, metrics = run.rounds, names.final_scores(run.summary)
+    costs = {name: rounds[name] for name in (names.TRAFFIC, names.FLOPS)}
     parts = [
         pd.DataFrame(
             {"round": rounds["round"], "kind": kind, "metric": metric, "value": rounds[column], **costs}
         ).dropna(subset="value")
         for kind in KINDS
         for metric in metrics
-        if (column := f"{kind}_{metric}_mean") in rounds
+        if (column := names.score(metric, kind)) in rounds
     ]
     last = rounds.iloc[-1]
     finetuned = [
         (
-            int(last["round"]), "finetuned", metric, spread["mean"], int(rounds["total_traffic_bytes"].iloc[-1]),
-            int(rounds["total_flops"].iloc[-1]) + run.summary["flops"]["finetune"],
+            int(last["round"]), "finetuned", metric, spread["mean"], int(rounds[names.TRAFFIC].iloc[-1]),
+            int(rounds[names.FLOPS].iloc[-1]) + run.summary[names.FLOPS_FINETUNE],
         )
         for metric, by_kind in metrics.items()
         if (spread := by_kind.get("finetuned"))

@@ -1,1 +1,1 @@
-"""A run from its plan to its results: assembly, processes, signals."""
+"""Carries a run out: assembly, processes, signals."""

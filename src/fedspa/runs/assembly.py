@@ -1,4 +1,4 @@
-"""From a checked plan to a federation that is ready to run: data, network, engine, evaluators, workers, loop."""
+"""Builds a federation from a checked plan: data, network, engine, evaluators, workers, loop."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ from fedspa.core.packed_mask import PackedMask
 from fedspa.core.records import VALIDATION
 from fedspa.core.weights import ParameterSpace
 from fedspa.costs.network import NetworkCosts
-from fedspa.data.batches import Pixels
-from fedspa.data.image_set import Augmentation, ImageSet
-from fedspa.data.made import MadeImages, MadePixels
-from fedspa.data.source import ImageData
+from fedspa.data.examples import Examples
+from fedspa.data.source import Data
 from fedspa.federated.client import ClientSetup
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.evaluation import Evaluator
@@ -36,7 +34,7 @@ from fedspa.federated.messages import Messages
 from fedspa.federated.own_layers import OwnLayers
 from fedspa.federated.theory import TheoremCurves
 from fedspa.masks.initial import InitialMasks
-from fedspa.models.image_size import single_image_fault
+from fedspa.models.checking import single_example_fault
 from fedspa.models.initialise import seeded
 from fedspa.partition.clients import ClientRows, client_rows, row_counts
 from fedspa.runs.first_mask_check import SEEN, check_flow
@@ -57,21 +55,21 @@ class Federation:
     runner: ClientRunner
     executor: Executor
     group: RankGroup
-    """The processes that run it together."""
+    """The processes that run the federation together."""
     space: ParameterSpace
-    data: ImageData
+    data: Data
     rows: ClientRows
     local_models: LocalModels | None
-    """With `save.local`: each visited client's weights after its last visit."""
+    """With `save.local`: each trained client's weights after its last update."""
     curves: TheoremCurves | None
-    """With `theory.every`: what is remembered for the curves of Theorem 1."""
+    """With `theory.every`: the recorded rounds for the curves of Theorem 1."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that lives from round to round."""
+        """The state of all parts that change from round to round."""
         return {name: part.state_dict() for name, part in self._parts()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave in another process."""
+        """Restore the state of `state_dict` from another process."""
         for name, part in self._parts():
             part.load_state_dict(state[name])
 
@@ -81,18 +79,20 @@ class Federation:
 
 
 def build(plan: Plan, launch: Launch = ALONE, group: RankGroup | None = None) -> Federation:
-    """Load the data, deal it to the clients, and put network, engine, evaluator and loop together.
+    """Load the data, divide it among the clients, and build network, engine, evaluators and loop.
 
-    Every rank of a launch does so; what one of them raises, all raise. `group`: the ranks, which have joined.
+    Every rank of a launch calls it. An error of one rank is raised on all. `group`: the joined ranks.
     """
     group = group or RankGroup()
     with group.synchronised(interruptible=True), group.droppable():
         fabric = plan.hardware.fabric(launch)
-        check_fits(plan.dataset, fabric.device, launch.local_size)  # no rank reads before all have met again
+        check_fits(
+            plan.dataset, fabric.device, launch.local_size
+        )  # all ranks check before any of them reads data
     kinds = group.gather(fabric.device.type)
     if len(set(kinds)) > 1:
         raise UserError(
-            f"hardware.accelerator={plan.hardware.accelerator} finds not the same for all ranks ("
+            f"hardware.accelerator={plan.hardware.accelerator} finds different devices on the ranks ("
             f"{', '.join(f'rank {rank}: {kind}' for rank, kind in enumerate(kinds))}): use hardware=gpu or cpu."
         )
     with group.synchronised(interruptible=True), group.droppable():
@@ -101,12 +101,8 @@ def build(plan: Plan, launch: Launch = ALONE, group: RankGroup | None = None) ->
 
 def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> Federation:
     settings, source = plan.settings, plan.dataset
-    shape = (source.channels, source.image_size, source.image_size)
-    network = seeded(
-        lambda: build_model(plan, source.channels, source.image_size, source.classes), settings.seed
-    )
-    network = network.to(plan.hardware.dtype)
-    costs = NetworkCosts.of(network, shape, settings.costs.convention)
+    network = seeded(lambda: build_model(plan), settings.seed).to(plan.hardware.dtype)
+    costs = NetworkCosts.of(network, source.input_shape, settings.costs.convention, source.input_dtype)
     if settings.theory.every and ParameterSpace.of(network).kept:
         raise UserError(
             f"theory.every={settings.theory.every} is about weights that clients share, but with personal_layers "
@@ -118,12 +114,9 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     rows = client_rows(data, source, plan.partition, settings.federation.clients, settings.seed)
     _check_batches(plan, rows, network)
 
-    def pixels(images: ImageSet | MadeImages, augmentation: Augmentation) -> Pixels:
-        kind: Any = MadePixels if isinstance(images, MadeImages) else Pixels
-        return kind(images, source.mean, source.std, augmentation, fabric.device, plan.hardware.dtype)
-
-    train_pixels = pixels(data.train, source.augmentation)
-    eager = EagerEngine(fabric, network, settings.training, train_pixels)
+    place = (fabric.device, plan.hardware.dtype)
+    train_examples = source.examples(data.train, *place, augmented=True)
+    eager = EagerEngine(fabric, network, settings.training, train_examples, plan.method.training_module)
     most_tested = int(row_counts(rows.test).max())
     engine = plan.engine.build(eager, workload(plan, row_counts(rows.train), most_tested))
     space, whole = engine.space.shared, engine.weights
@@ -131,24 +124,23 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     full_mask = PackedMask.pack(torch.ones(space.total))
     initial_mask: Callable[[int], PackedMask] = lambda client: full_mask  # noqa: E731
     if active and not plan.mask.searches_first:
-        initial_mask = InitialMasks(space, active, shared=plan.mask.initial == "same", seed=settings.seed)
+        initial_mask = InitialMasks.of(plan.mask, space, settings.seed)
         check_flow(plan, eager, initial_mask(0), torch.from_numpy(rows.train[0][:SEEN]))
     initial = Initial(whole[: space.total].clone(), initial_mask, full_mask)
 
-    def evaluator(examples: Pixels, client_rows: Sequence[np.ndarray], prefix: str = "") -> Evaluator:
+    def evaluator(examples: Examples, client_rows: Sequence[np.ndarray], prefix: str = "") -> Evaluator:
         metrics = {prefix + name: metric for name, metric in plan.metrics.items()}
         return Evaluator(examples, client_rows, metrics, source.classes, settings.eval.batch_size)
 
-    evaluators = [evaluator(pixels(data.test, Augmentation()), rows.test)]
+    evaluators = [evaluator(source.examples(data.test, *place), rows.test)]
     if source.val_fraction:
-        evaluators.append(evaluator(train_pixels, rows.val, VALIDATION))
+        evaluators.append(evaluator(train_examples, rows.val, VALIDATION))
 
-    layout = (settings.federation.clients, len(whole), plan.hardware.dtype)
-    local_models = LocalModels(*layout) if settings.save.local else None
+    local_models = LocalModels() if settings.save.local else None
     curves = None
     if settings.theory.every:
-        # A personal model is where its client's training starts.
-        curves = TheoremCurves(settings.theory.every, *layout, plan.method.personal)
+        # A personal model is the start of its client's next training.
+        curves = TheoremCurves(settings.theory.every, plan.method.personal)
 
     def on_update(job: UpdateJob, weights: torch.Tensor, result: CompletedUpdate) -> None:
         for keeper in (local_models, curves):
@@ -165,6 +157,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
         network=costs,
         client_rows=rows.train,
         target_counts=active or (),
+        initial=initial.weights,
         own_layers=own_layers,
     )
     runner = ClientRunner(
@@ -177,14 +170,14 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     )
     executor = _executor(plan, runner, initial, launch)
     if group.size > 1:
-        executor = Ranks(executor, group, runner.work, fabric.device)
+        executor = Ranks(executor, group, runner.work)
     memory = plan.hardware.state_memory_gb * 1e9
     loop = FederatedLoop(runner, executor, settings.federation, settings.eval, initial, on_update, memory)
     return Federation(loop, runner, executor, group, space, data, rows, local_models, curves)
 
 
 def _executor(plan: Plan, runner: ClientRunner, initial: Initial, launch: Launch) -> Executor:
-    """Worker processes where they can help: on the CPU, more cores than one, more clients a round than one."""
+    """Worker processes if they can help: on a CPU with several cores, and with several clients in a round."""
     workers, engine = plan.hardware.workers, runner.setup.engine
     on_cpu = engine.device.type == "cpu"
     if workers is None:
@@ -210,30 +203,30 @@ def _executor(plan: Plan, runner: ClientRunner, initial: Initial, launch: Launch
 
 
 def _check_batches(plan: Plan, rows: ClientRows, network: nn.Module) -> None:
-    """Raise `UserError` where a client would have no batch, or one that the network cannot train on."""
+    """Raise `UserError` if a client would have no batch, or one that the network cannot train on."""
     training, source = plan.settings.training, plan.dataset
     sizes, batch = row_counts(rows.train), training.batch_size
     if training.drop_last and sizes.min() < batch:
         raise UserError(
             f"training.drop_last=true leaves client {sizes.argmin()} with its {sizes.min()} training "
-            f"images no batch of training.batch_size={batch}: use drop_last=false or a smaller batch."
+            f"{source.things} no batch of training.batch_size={batch}: use drop_last=false or a smaller batch."
         )
     smallest = np.full_like(sizes, batch) if training.drop_last else (sizes - 1) % batch + 1
     alone = np.flatnonzero(smallest == 1)
-    if not len(alone) or not (fault := single_image_fault(network, source.channels, source.image_size)):
+    if not len(alone) or not (fault := single_example_fault(network, source)):
         return
-    client = alone[
-        sizes[alone].argmin()
-    ]  # of those with one image, if any: dropping batches does not help them
+    # Prefer a client with a single example: dropping batches does not help it.
+    client = alone[sizes[alone].argmin()]
     if batch == 1:
         remedies = ["a larger training.batch_size"]
     elif sizes[client] == 1:
-        remedies = ["clients of more images"]
+        remedies = [f"clients of more {source.things}"]
     else:
         remedies = ["training.drop_last=true"]
     if ParameterSpace.of(network).statistics:
         remedies.append("model.batchnorm=groupnorm")
     raise UserError(
-        f"model={plan.names['model']} cannot train on one image ({fault}), but of the {sizes[client]} training "
-        f"images of client {client} training.batch_size={batch} leaves a batch of one: use {' or '.join(remedies)}."
+        f"model={plan.names['model']} cannot train on one example ({fault}), but of the {sizes[client]} training "
+        f"{source.things} of client {client} training.batch_size={batch} leaves a batch of one: "
+        f"use {' or '.join(remedies)}."
     )

@@ -1,10 +1,10 @@
-"""One run, from a checked plan to its summary: build everything, run the rounds, report."""
+"""One run, from a checked plan to its summary: build the federation, run the rounds, report."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from fedspa import __version__
-from fedspa.checkpoints.archive import read
+from fedspa.checkpoints.archive import ArchiveError, read
 from fedspa.checkpoints.checkpoint import Checkpoints
 from fedspa.checkpoints.data_there import file_marks
-from fedspa.checkpoints.resuming import CHECKPOINTS, occupied
+from fedspa.checkpoints.resuming import CHECKPOINTS, last_of_another, occupied
 from fedspa.checkpoints.run_state import Part, RunState
 from fedspa.config.plan import Plan
+from fedspa.core import names
 from fedspa.core.errors import UserError
 from fedspa.core.launch import launched
 from fedspa.core.records import (
@@ -30,38 +31,47 @@ from fedspa.core.records import (
     Spread,
     Tracker,
 )
-from fedspa.data.image_set import ImageSet
+from fedspa.data.made import MadeImages
 from fedspa.federated.evaluation import spreads
+from fedspa.federated.exploration import EXPLORED_SHARES
 from fedspa.federated.scores import Kept
 from fedspa.partition.base import label_counts, partition_hash
 from fedspa.partition.clients import row_counts
 from fedspa.runs.assembly import Federation, build
-from fedspa.runs.joining import joined
-from fedspa.runs.out_of_memory import tells_of_memory
-from fedspa.runs.rank_group import RankGroup
-from fedspa.runs.shared_file import on_every_rank
-from fedspa.tracking.client_table import LastMasks, LastStates, client_arrays, client_rows
+from fedspa.runs.out_of_memory import explains_memory
+from fedspa.runs.rank_group import RankGroup, joined, on_every_rank
+from fedspa.tracking.client_table import client_table, last_masks, last_states
 from fedspa.tracking.console import console_views
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.run_folder import RunFolder
-from fedspa.tracking.summary import History
+from fedspa.tracking.summary import summarise
 
 log = logging.getLogger(__name__)
 
 
-@tells_of_memory
 def run(plan: Plan, folder: Path, group: RankGroup | None = None, *, quiet: bool = False) -> dict[str, Any]:
-    """Run what the plan says, leave the results in `folder`, and return the summary.
+    """Run a plan, write the results to `folder`, and return the summary: see `begun`."""
+    with begun(plan, folder, group, quiet=quiet) as begun_run:
+        for _ in begun_run.rounds():
+            pass
+        return begun_run.summary
 
-    With `resume` it goes on from the newest checkpoint in the folder, if one can be read; else it begins anew there.
 
-    Raises `UserError` where the data or the network shows that the plan cannot work; that is before training
+@contextmanager
+def begun(
+    plan: Plan, folder: Path, group: RankGroup | None = None, *, quiet: bool = False
+) -> Iterator[BegunRun]:
+    """Begin a run of the plan in `folder` and lock the folder. The caller takes the rounds.
+
+    With `resume` it continues from the newest readable checkpoint in the folder; without one it begins anew.
+
+    Raises `UserError` if the data or the network shows that the plan cannot work. That is before training
     starts and before any tracker has begun. A run that ends early saves its last complete round, and its trackers
-    are told: FAILED, or KILLED after Ctrl-C or a preemption. Under torchrun or SLURM all ranks run this; the first
-    one tracks and saves, into its folder. `group`: the ranks, where they have joined already. `quiet`: nothing is
+    get the status: FAILED, or KILLED after Ctrl-C or a preemption. Under torchrun or SLURM all ranks call this; the
+    first one tracks and saves, into its folder. `group`: the ranks, if they have joined already. `quiet`: nothing is
     printed.
     """
-    with ExitStack() as stack:
+    with explains_memory(plan), ExitStack() as stack:
         group = group or stack.enter_context(joined(launched()))
         federation = build(plan, launched(), group)
         stack.callback(federation.executor.close)
@@ -69,11 +79,14 @@ def run(plan: Plan, folder: Path, group: RankGroup | None = None, *, quiet: bool
         with group.synchronised():
             if group.main:
                 stack.enter_context(occupied(folder))
-        return _Run(plan, federation, folder, {} if quiet else console_views()).run()
+        yield BegunRun(plan, federation, folder, {} if quiet else console_views())
 
 
-class _Run:
-    """A run in its folder, which no other run can enter meanwhile."""
+class BegunRun:
+    """A run in its folder."""
+
+    summary: dict[str, Any]
+    """The summary of the finished run. It is set when all `rounds` were taken."""
 
     def __init__(
         self, plan: Plan, federation: Federation, folder: Path, views: Mapping[str, Tracker]
@@ -87,60 +100,71 @@ class _Run:
         )
         info = describe(plan, federation, folder)
         self._folder = RunFolder(replace=settings.resume is not None)
-        everyone = {"run_folder": self._folder, **views, **plan.loggers}
-        self._trackers = Trackers(everyone if self._group.main else {})
-        self._history = History(settings.eval.targets, settings.eval.final_rounds, info.metrics)
-        parts: dict[str, Part] = {
-            "federation": federation,
-            "history": self._history,
-            "trackers": self._trackers,
-        }
-        self._state = RunState(plan.resolved, info.data_hash, info.partition_hash, parts)
-        self._go_on()
-        self._info = replace(info, completed=self._state.round)
+        everyone = (self._folder, *views.values(), *plan.loggers.values())
+        self._trackers = Trackers(everyone if self._group.main else ())
+        parts: dict[str, Part] = {"federation": federation}
+        self._state = RunState(
+            plan.resolved, info.data_hash, info.partition_hash, parts, info.lower_is_better
+        )
+        self._go_on(folder)
+        self._info = replace(info, completed=self._state.round, continued=self._state.continued)
+        if (continued := self._state.continued) and self._group.main:
+            for remark in continued.remarks(info.rounds):
+                log.warning("%s.", remark)
 
-    def _go_on(self) -> None:
-        """Take up the newest checkpoint, on every rank; with none, or without `resume`, the run begins anew."""
-        newest = None
+    def _go_on(self, folder: Path) -> None:
+        """Load the newest checkpoint on every rank. Without one, continue another run or begin anew."""
+        newest: Path | None = None
+        another: Path | None = None
         with self._group.synchronised():
             if self._group.main and self._plan.settings.resume is not None:
                 newest = self._checkpoints.newest()
-        with on_every_rank(newest, self._group) as file, self._group.synchronised():
-            if file:
-                self._state.load(read(file))
-                if self._state.round != (done := self._federation.loop.state.round):
-                    raise UserError(
-                        f"The checkpoint is whole, but of round {self._state.round} as a run and of round {done} as a "
-                        "federation: remove it, and the run goes on from the one before, or begins anew."
-                    )
+                another = None if newest else last_of_another(self._plan, folder)
+        continues = self._group.broadcast(str(another.parents[1]) if another else None)
+        with on_every_rank(newest or another, self._group) as file, self._group.synchronised():
+            if not file:
+                return
+            try:
+                state = read(file)
+            except ArchiveError as error:
+                raise UserError(
+                    f"{another} cannot be read ({error}): begin a new run in another folder."
+                ) from error
+            self._state.load(state, continues=continues)
 
-    def run(self) -> dict[str, Any]:
-        """All that is left to do."""
+    def rounds(self) -> Generator[RoundRecord, None, None]:
+        """Run the remaining rounds, one for each item taken, and finish the run after the last one.
+
+        If it is closed earlier, or a round raises an error, it saves the last complete round.
+        """
         try:
             with self._group.synchronised():
                 self._trackers.start(self._info)
                 self._state.completed(self._info.completed)
                 self._write()
             for record in self._rounds():
-                self._history.add(record)
                 with self._group.synchronised():
                     self._trackers.round(record)
                     self._state.completed(record.round, record)
                     self._write(only_if_due=True)
+                yield record
+            with self._group.synchronised():
+                self._write()
             with self._group.synchronised(interruptible=True):
                 finished = self._conclude()
             with self._group.synchronised():
                 if self._group.main:
                     self._trackers.finish(finished)
-                    self._checkpoints.clear()
+                    self._checkpoints.finish()
         except BaseException as error:
             self._save_and_abort(error)
-            self._group.wait()  # a launcher whose first rank ends kills the others, perhaps while they save
+            self._group.wait()  # a launcher may kill the other ranks when the first one ends, even while they save
             raise
-        return finished.summary
+        self.summary = finished.summary
 
     def _rounds(self) -> Iterator[RoundRecord]:
-        """The rounds that are left. What one rank of them fails at, all fail at: a round is of all or of none."""
+        """The remaining rounds. If a rank fails in a round, all ranks fail: a round is complete on all ranks or
+        none."""
         rounds = self._federation.loop.rounds()
         while True:
             with self._group.synchronised(interruptible=True):
@@ -150,7 +174,7 @@ class _Run:
             yield record
 
     def _conclude(self) -> RunResult:
-        """What follows the last round: fine-tuning, and the results."""
+        """Fine-tune after the last round, and collect the results."""
         loop, epochs = self._federation.loop, self._plan.settings.finetune.epochs
         scores: Kept = dict(loop.state.scores)
         finetuned: dict[str, Spread] = {}
@@ -161,40 +185,44 @@ class _Run:
             finetuned = spreads(self._federation.runner.evaluators, scores, weighting)["finetuned"]
             finetune_flops = loop.tests.finetune_flops(epochs)
         densities = loop.state.densities()
-        summary = self._history.summary(self._info, finetuned, self._state.seconds, finetune_flops, densities)
+        summary = self._group.from_first(
+            lambda: summarise(self._info, finetuned, self._state.seconds, finetune_flops, densities)
+        )
         keep_states = self._plan.settings.save.personal
-        return result(self._federation, scores, summary, many=self._info.many, keep_states=keep_states)
+        return result(self._federation, scores, summary, keep_states=keep_states)
 
     def _write(self, *, only_if_due: bool = False) -> None:
-        """Write a checkpoint, after the rows that it counts on."""
+        """Write a checkpoint, after the rows of the run's files that belong to it."""
         if not only_if_due or self._state.due(self._checkpoints):
             self._folder.sync()
             self._state.write(self._checkpoints)
 
     def _save_and_abort(self, error: BaseException) -> None:
-        """Of what goes wrong now it is only told, so that the run's own reason to end is not lost."""
+        """Save the last complete round. A new error is only logged, so that the first error is the one raised."""
         try:
             self._write()
         except Exception as another:
-            if getattr(another, "errno", another) != getattr(
-                error, "errno", error
-            ):  # a full disk is told of once
+            same = getattr(another, "errno", another) == getattr(error, "errno", error)
+            if not same:  # else a full disk would be reported twice
                 log.warning("The last complete round could not be saved: %s", another)
-        status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+        status = "KILLED" if isinstance(error, KeyboardInterrupt | GeneratorExit) else "FAILED"
         self._trackers.abort(status, str(error) or type(error).__name__)
 
 
 def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
-    """What is known before the first round."""
-    settings, images = plan.settings, federation.data.train
+    """The facts about a run before its first round."""
+    settings, source, train = plan.settings, plan.dataset, federation.data.train
     many = settings.federation.clients > settings.save.client_files
-    held, counts = federation.rows.held(images), None
-    if isinstance(images, ImageSet):
-        counts = label_counts(images.labels.numpy(), held, plan.dataset.classes)
+    held, counts = federation.rows.held(train), None
+    if source.is_regression:
+        counts = np.zeros((len(held), 0), np.int64)
+    elif not isinstance(train, MadeImages):
+        counts = label_counts(train.targets.numpy(), held, source.classes)
     elif not many:
-        counts = images.label_counts(plan.dataset.classes)
+        counts = train.label_counts(source.classes)
     tests = ClientTests.of(row_counts(federation.rows.test), federation.rows.asked)
-    prefixes = ("", VALIDATION) if plan.dataset.val_fraction else ("",)
+    names = sorted(plan.metrics, key=lambda name: name != plan.main_metric)
+    prefixes = ("", VALIDATION) if source.val_fraction else ("",)
     return RunInfo(
         folder=folder,
         config=plan.resolved,
@@ -205,12 +233,16 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
         config_hash=plan.config_hash,
         partition_hash=partition_hash(held),
         version=__version__,
-        classes=plan.dataset.classes,
+        classes=source.classes,
         label_counts=counts,
         partition_rows=held,
         kinds=plan.method.kinds,
-        metrics=tuple(prefix + name for prefix in prefixes for name in plan.metrics),
-        extras=tuple(plan.method.describe(0)),
+        metrics=tuple(prefix + name for prefix in prefixes for name in names),
+        lower_is_better=tuple(
+            prefix + name for prefix in prefixes for name in names if not plan.metrics[name].higher_is_better
+        ),
+        in_percent=not source.is_regression,
+        extras=(*plan.method.describe(0), *(EXPLORED_SHARES if plan.method.uses_mask else ())),
         engine=federation.runner.setup.engine.name,
         engine_instead_of=federation.runner.setup.engine.instead_of,
         compile_seconds=federation.runner.setup.engine.compile_seconds,
@@ -224,38 +256,34 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
             *plan.unused,
             *_other_precision(plan, federation),
             *filter(None, [federation.runner.setup.network.remark]),
-            *plan.dataset.remarks,
-            tests.told(len(held)),
-            *(_unused(held, len(images)) if isinstance(images, ImageSet) else ()),
+            *source.remarks,
+            tests.remark(len(held)),
+            *(() if isinstance(train, MadeImages) else _unused(federation, held, source.things)),
         ),
         many=many,
     )
 
 
 def _other_precision(plan: Plan, federation: Federation) -> list[str]:
-    """The remark that the device does not compute as was asked for, where it does not."""
+    """A remark if the device does not compute in the precision that was set."""
     tf32 = plan.hardware.precision == "tf32" and federation.loop.state.weights.device.type != "cuda"
     return ["hardware.precision=tf32 computes as 32-true here: only CUDA has TF32"] if tf32 else []
 
 
-def _unused(held: Sequence[np.ndarray], images: int) -> list[str]:
-    """The remark that some training images are nobody's, where they are."""
-    used = sum(map(len, held))
-    return [f"{images - used:,} of {images:,} training images are no client's"] if used < images else []
+def _unused(federation: Federation, held: Sequence[np.ndarray], things: str) -> list[str]:
+    """A remark if some training examples belong to no client."""
+    data, rows = federation.data, [*held]
+    if data.test is data.train:  # test rows are held out of one set
+        rows += federation.rows.test
+    size, used = len(data.train), len(np.unique(np.concatenate(rows)))
+    return [f"{size - used:,} of {size:,} training {things} are no client's"] if used < size else []
 
 
-def result(
-    federation: Federation,
-    kept: Kept,
-    summary: dict[str, Any],
-    *,
-    many: bool,
-    keep_states: bool,
-) -> RunResult:
-    """Clients and tensors of a finished run. `kept`: the clients' last scores."""
+def result(federation: Federation, kept: Kept, summary: dict[str, Any], *, keep_states: bool) -> RunResult:
+    """The clients and tensors of a finished run. `kept`: the clients' last scores."""
     loop, rows, space = federation.loop, federation.rows, federation.space
     scores = {
-        f"{kind}_{metric}": of_clients.dense(len(rows.train))
+        names.score(metric, kind): of_clients.dense(len(rows.train))
         for kind in KINDS
         for metric, of_clients in kept.get(kind, {}).items()
     }
@@ -266,11 +294,10 @@ def result(
         )
     return RunResult(
         summary=summary,
-        clients=[] if many else client_rows(loop, rows, scores),
-        client_arrays=client_arrays(loop, rows, scores) if many else {},
+        clients=client_table(loop, rows, scores),
         weights={name: tensor.cpu() for name, tensor in space.items(loop.state.weights)},
-        masks=LastMasks(loop),
+        masks=last_masks(loop),
         local_weights=federation.local_models.tensors() if federation.local_models else {},
-        client_states=LastStates(loop) if keep_states else None,
+        client_states=last_states(loop) if keep_states else None,
         theory=theory,
     )

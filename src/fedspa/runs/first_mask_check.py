@@ -1,4 +1,4 @@
-"""Whether anything can flow through a network under a first mask: tried on a few images before training."""
+"""Checks before training, with a few images, that a signal can flow through a network under a first mask."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fedspa.core.packed_mask import PackedMask
 from fedspa.training.eager import EagerEngine
 
 SEEN = 64
-"""Images by which a sparse network is tried before training."""
+"""The number of images for the check."""
 
 
 def check_flow(plan: Plan, eager: EagerEngine, mask: PackedMask, rows: torch.Tensor) -> None:
-    """Raise `UserError` where a first mask leaves no path through the initial network: it tells no image from another.
+    """Raise `UserError` if the initial network under a first mask has the same output for all images.
 
     `rows`: int64 [n], training images to try.
     """
@@ -31,7 +31,7 @@ def check_flow(plan: Plan, eager: EagerEngine, mask: PackedMask, rows: torch.Ten
 
 @torch.no_grad()
 def _tells_apart(eager: EagerEngine, weights: torch.Tensor, inputs: torch.Tensor) -> bool:
-    """Whether the network with these weights [total] gives different answers for some of the inputs."""
+    """True if the network with these weights [total] has different outputs for some of the inputs."""
     module, kept = eager.module, eager.weights
     module.load(weights)
     module.eval()

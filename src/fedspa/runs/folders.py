@@ -1,4 +1,4 @@
-"""The folders of runs: each run gets one of its own."""
+"""The folders of runs. No two runs share a folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from fedspa.core.launch import launched
 
 
 def new_folder(wanted: Path) -> Path:
-    """Make this folder, or where it is there already the first of <name>-2, <name>-3, ... that is not.
+    """Make this folder or, if it exists, the first new one of <name>-2, <name>-3, ...
 
-    A folder is made by one process only, so two that want the same one get two. Raises `OSError` where none can
-    be made.
+    Two processes never get the same folder. Raises `OSError` if no folder can be made.
     """
     for number in count(1):
         folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
@@ -30,22 +29,22 @@ def new_folder(wanted: Path) -> Path:
 
 
 def is_chosen(command: Any) -> bool:
-    """Whether the user, or a sweep, chose the folder of this run, which otherwise a date and a time name.
+    """True if the user or a sweep chose the folder of this run. The default folder is named by date and time.
 
-    `command`: what Hydra knows of it, the config's part `hydra`.
+    `command`: Hydra's part of the config, `hydra`.
     """
     chosen = any(override.startswith("hydra.run.dir=") for override in command.overrides.hydra)
     return chosen or command.mode == RunMode.MULTIRUN
 
 
 class OwnFolder(Callback):
-    """Gives each run a folder that no other run has, even one that starts in the same second.
+    """Gives each run a new folder, even if another run starts in the same second.
 
-    Hydra calls it before it makes the folder that `hydra.run.dir` names; one that the user named stays as it is.
+    Hydra calls it before it makes the folder in `hydra.run.dir`. A folder that the user named stays unchanged.
     """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Make the folder, and name it in `hydra.run.dir`. An error is left to Hydra, which meets it too."""
+        """Make the folder, and set `hydra.run.dir`. An error is ignored, because Hydra meets it too."""
         if is_chosen(config.hydra) or not launched().main:
             return
         with suppress(OSError, OmegaConfBaseException), read_write(config), open_dict(config):

@@ -1,4 +1,4 @@
-"""What the C library does with memory that a training step frees."""
+"""Tunes the C library's treatment of memory that a training step frees."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> bool:
-    """Have this process keep the memory that it frees, for the next step, and say whether it can.
+    """Make this process keep freed memory for the next step. Returns True if that is possible.
 
-    Every step allocates and frees the same activations. Left alone, glibc gives blocks of such a size back to the
+    Every step allocates and frees the same activations. By default glibc returns blocks of such a size to the
     system, which has to map and clear each page anew at its first touch: a tenth of a step of LeNet5 on a CPU,
     and more where several processes do so at once. The process then stays as large as its largest step, which
     the next step needs anyway. Only Linux with glibc has this knob.

@@ -1,74 +1,80 @@
-"""The processes of one run, the ranks of torch.distributed, and how they come to one end.
+"""The processes of one run, as ranks of torch.distributed, and how all of them end together.
 
-Between two collectives a rank is on its own, and there it may fail, or be asked by a signal to end. It says so at
-the next gathering of words, which is the same collective wherever it happens, and all ranks raise what it said:
-none is left waiting, and none ends with another reason than the others. Only a rank that dies says nothing; that
-closes its connections, so that the next collective of the others fails (`RankLost`).
+Ranks meet in one kind of collective only: `RankGroup.gather`. Between two of them a rank works alone. If it fails
+there, or gets a signal, it reports that in the next `gather`, and all ranks raise the same error. A rank that
+dies closes its connections, so that the next `gather` of the others fails (`RankLost`).
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, NamedTuple, TypeVar
+from datetime import timedelta
+from pathlib import Path
+from threading import Thread
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import torch
 
-from fedspa.core.errors import UserError
-from fedspa.core.out_of_memory import ran_out
+from fedspa.core.errors import UserError, brief
+from fedspa.core.launch import Launch, environment_of
 from fedspa.runs.interruption import Interruptions
-from fedspa.runs.remote_errors import portable
+from fedspa.runs.pickling import pack, portable, unpack
 
-log = logging.getLogger(__name__)
+PATIENCE = timedelta(minutes=10)
+"""The time a rank waits for the others at the start. On a busy disk imports alone take minutes."""
+TOGETHER = timedelta(days=2)
+"""The time that joined ranks wait for a slow one. A dead one is noticed at once."""
+PIECE = 1 << 24
+"""The bytes of a file that are sent in one message."""
 
 T = TypeVar("T")
 
 
 class Failure(NamedTuple):
-    """What a rank says instead of what was asked for."""
+    """The message of a rank that failed, in place of its item."""
 
     error: BaseException
     job: int = -1
-    """Which of the jobs of a round failed; of several failures the first job's counts, as in one process."""
+    """The index of the failed job in its round. Of several failures the first job's is raised, as in one process."""
 
 
 class RankLost(UserError):
-    """Another rank is gone without a word."""
+    """Raised if another rank has died."""
 
 
 class RankGroup:
-    """The processes of a run; a run in one process is a group of one, which has nobody to talk to.
+    """The processes of a run; a run in one process is a group of one.
 
-    The others' words travel by collectives on the CPU (gloo), which every rank must enter in the same order.
+    All ranks must call `gather`, and the functions that use it, in the same order.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, interruptions: Interruptions | None = None) -> None:
         """`size` above 1 needs torch.distributed to be initialised with a backend for the CPU."""
         self.rank, self.size = rank, size
         self._interruptions = interruptions or Interruptions()
-        self._announced: Iterator[Any] = iter(())
-        self._in_step = True
-        """Whether this rank enters the same collectives as the others."""
         self._agreed: BaseException | None = None
+        self._lost = False
 
     @property
     def main(self) -> bool:
-        """Whether this is the rank that writes files, tracks and speaks."""
+        """True for the rank that writes files, tracks the run and prints."""
         return self.rank == 0
 
     @contextmanager
     def droppable(self) -> Iterator[None]:
-        """This rank's own work, without collectives: a signal drops it at any point."""
+        """A context for this rank's work without collectives. A signal ends it at any point."""
         with self._interruptions.allowed():
             yield
 
     @contextmanager
     def synchronised(self, *, interruptible: bool = False) -> Iterator[None]:
-        """What one rank raises in here, all ranks raise by its end.
+        """A context: if one rank raises an error in the block, all ranks raise it by the end of the block.
 
-        `interruptible`: a signal to one of them ends it on all. A group of one drops what it does at once; of
-        several, each drops only work that is `droppable`.
+        `interruptible`: a signal to one rank ends the block on all. A group of one stops at once; in a larger
+        group each rank stops only `droppable` work.
         """
         error: BaseException | None = None
         try:
@@ -80,14 +86,12 @@ class RankGroup:
             error = raised
         if error is None and interruptible:
             error = self._interruptions.pending
-        if error is not None:
-            self._take_part_in_the_rest(error)
-        self.gather(None, None if error is None else Failure(error))
+        self.gather(None, Failure(error) if error else None)
 
     def gather(self, item: T, failure: Failure | None = None) -> list[T]:
-        """What each rank has, by rank; where one has a failure instead, all ranks raise that.
+        """The item of each rank, by rank. If a rank has a failure, all ranks raise its error.
 
-        Small things: they are pickled. Of several failures an error goes before a signal.
+        An error is raised before a signal.
         """
         if self.size == 1:
             if failure:
@@ -95,22 +99,30 @@ class RankGroup:
                 raise failure.error
             return [item]
         word = failure and failure._replace(error=portable(failure.error, f"rank {self.rank}"))
-        words: list[Any] = [None] * self.size
-        with self._collective():
-            torch.distributed.all_gather_object(words, (item, word))
-        if failures := [(told, rank) for rank, (_, told) in enumerate(words) if told]:
-            told, rank = min(failures, key=_precedence)
-            # One's own is raised as it is, with its traceback and causes.
-            self._agreed = failure.error if failure and rank == self.rank else told.error
+        words: list[bytes] = [b""] * self.size
+        try:
+            torch.distributed.all_gather_object(words, pack((item, word)))
+        except RuntimeError as error:
+            self._lost = True
+            raise RankLost(
+                "Another process of this run ended early (killed, out of memory, or its machine is gone), so that "
+                "the run cannot go on; the same command with resume=auto goes on from its last checkpoint."
+            ) from error
+        # A rank's own item is not copied.
+        all_words = [(item, word) if rank == self.rank else unpack(words[rank]) for rank in range(self.size)]
+        if failures := [(failed, rank) for rank, (_, failed) in enumerate(all_words) if failed]:
+            failed, rank = min(failures, key=_precedence)
+            # A rank raises its own error as it is, with its traceback and causes.
+            self._agreed = failure.error if failure and rank == self.rank else failed.error
             raise self._agreed
-        return [item for item, _ in words]
+        return [item for item, _ in all_words]
 
     def broadcast(self, item: T, source: int = 0) -> T:
-        """What rank `source` has; small, as in `gather`."""
+        """The item of rank `source`."""
         return self.gather(item if self.rank == source else None)[source]  # type: ignore[return-value]
 
     def from_first(self, ask: Callable[[], T]) -> T:
-        """What the first rank finds, which alone is asked; what it raises, all raise."""
+        """The result of `ask` on the first rank, which alone calls it. If it raises an error, all ranks do."""
         item, failure = None, None
         try:
             if self.main:
@@ -120,65 +132,88 @@ class RankGroup:
             failure = Failure(error)
         return self.gather(item, failure)[0]  # type: ignore[return-value]
 
-    def broadcast_tensor(self, tensor: torch.Tensor, source: int) -> None:
-        """Overwrite a contiguous tensor on the CPU, of any dtype, by that of rank `source`."""
-        if tensor.numel() and self.size > 1:
-            with self._collective():
-                torch.distributed.broadcast(tensor.view(-1).view(torch.uint8), source)
-
-    def announced(self, items: Iterable[T]) -> Iterator[T]:
-        """Items for each of which all ranks enter the same collectives, whatever becomes of one of them meanwhile."""
-        self._announced = items = iter(items)
-        while True:
-            try:
-                item = next(items)
-            except StopIteration:
-                return
-            except BaseException:
-                self._in_step = False
-                raise
-            yield item
-
-    @contextmanager
-    def _collective(self) -> Iterator[None]:
-        """One that fails means that another process is gone."""
-        try:
-            yield
-        except RuntimeError as error:
-            self._in_step = False
-            if ran_out(error):
-                raise
-            raise RankLost(
-                "Another process of this run ended early (killed, out of memory, or its machine is gone), so that "
-                "the run cannot go on; the same command with resume=auto goes on from its last checkpoint."
-            ) from error
-
-    def _take_part_in_the_rest(self, error: BaseException) -> None:
-        """Enter what collectives were announced, so that the next one is again the same on all ranks.
-
-        Raises `error` where that cannot be done.
-        """
-        try:
-            for _ in self._announced:
-                pass
-        except Exception:
-            self._in_step = False
-        if not self._in_step:
-            log.error("Rank %d could not tell the others why it ends: %s", self.rank, error)
-            raise error
-
     def wait(self) -> None:
-        """Wait until all ranks have come here, or one of them is gone."""
-        if self._in_step:
+        """Wait until all ranks have called this, or one of them is gone."""
+        if not self._lost:
             with suppress(RankLost):
                 self.gather(None)
-
-    def close(self) -> None:
-        """Leave the group."""
-        if self.size > 1 and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
 
 
 def _precedence(failure: tuple[Failure, int]) -> tuple[bool, int, int]:
     (error, job), rank = failure
     return not isinstance(error, Exception), job, rank
+
+
+@contextmanager
+def joined(launch: Launch) -> Iterator[RankGroup]:
+    """The processes of a run as a group that handles signals. A single process is a group of one.
+
+    Raises `UserError` on every waiting rank if another one does not come within `PATIENCE`.
+    """
+    with Interruptions() as interruptions:
+        group = RankGroup(launch.rank, launch.size, interruptions)
+        if launch.size == 1:
+            yield group
+            return
+        with group.droppable():
+            store = _beside_signals(lambda: _meet(launch))
+            torch.distributed.init_process_group(
+                "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=TOGETHER
+            )
+        try:
+            yield group
+        finally:
+            torch.distributed.destroy_process_group()
+
+
+def _meet(launch: Launch) -> torch.distributed.Store:
+    """Wait until all ranks have written their names into the store of torchrun, or of the first rank."""
+    environment = environment_of(launch)
+    place = f"{environment.main_address}:{environment.main_port}"  # Lightning puts both into os.environ
+    try:
+        found = torch.distributed.rendezvous("env://", launch.rank, launch.size, timeout=PATIENCE)
+        store: torch.distributed.Store = next(found)[0]
+        store.set(f"rank {launch.rank}", "here")
+        store.wait([f"rank {rank}" for rank in range(launch.size)], PATIENCE)
+    except RuntimeError as error:
+        raise UserError(
+            f"Rank {launch.rank} of {launch.size} did not find all others at {place} within "
+            f"{PATIENCE.total_seconds() / 60:g} minutes ({brief(error)}): see what the missing ones say."
+        ) from error
+    return store
+
+
+def _beside_signals(work: Callable[[], T]) -> T:
+    """Run work in a thread that signals cannot interrupt. A signal then interrupts the waiting."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return done.result()
+
+
+@contextmanager
+def on_every_rank(path: Path | None, group: RankGroup) -> Iterator[BinaryIO | None]:
+    """Open a file of the first rank for reading on all ranks; None if there is no file.
+
+    The ranks may share no disk: the others read a copy in the folder for temporary files (TMPDIR). `path`: the first
+    rank's path.
+    """
+    if not group.broadcast(path is not None):
+        yield None
+        return
+    with group.synchronised():
+        file: BinaryIO = path.open("rb") if path else tempfile.TemporaryFile()  # noqa: SIM115
+    with file:
+        if group.size > 1:
+            with group.synchronised():
+                while piece := group.broadcast(file.read(PIECE) if group.main else b""):
+                    if not group.main:
+                        file.write(piece)
+            file.seek(0)
+        yield file

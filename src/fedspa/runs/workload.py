@@ -1,4 +1,4 @@
-"""What a run asks of its engine, from its settings and the sizes of its clients."""
+"""Computes the facts for the choice of an engine, from a run's settings and the sizes of its clients."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fedspa.config.plan import Plan
 from fedspa.training.workload import Workload
 
 LEAST_TEST_BATCH = 64
-"""Images that a GPU should be shown at a time, even where each client has fewer to test its models on."""
+"""The least number of images in a GPU's test batch, even if each client has fewer test images."""
 
 
 def workload(plan: Plan, train_sizes: Sequence[int] | np.ndarray, most_tested: int) -> Workload:
-    """Its steps are those of rounds whose clients are all of mean size.
+    """The workload of a run. Its number of steps is computed with the mean size of clients.
 
     Args:
-        train_sizes: training rows of each client.
-        most_tested: test rows of the client that has most.
+        train_sizes: the number of training rows of each client.
+        most_tested: the largest number of test rows of a client.
     """
     federation, training = plan.settings.federation, plan.settings.training
     sizes = np.asarray(train_sizes)
@@ -27,8 +27,9 @@ def workload(plan: Plan, train_sizes: Sequence[int] | np.ndarray, most_tested: i
     batches = ceil(float(sizes.mean()) / training.batch_size)
     return Workload(
         largest=int(sizes.max()),
+        participants=federation.clients_per_round,
         steps=round(updates * training.epochs * batches),
         gradients=plan.mask is not None and (plan.mask.needs_gradient or plan.mask.needs_first_gradient),
-        # A client's test images are one batch, not filled up; those of all clients, several of a fair size.
+        # The test images of one client are a batch that is not filled up; those of all clients are several batches.
         test_batch=min(plan.settings.eval.batch_size, max(LEAST_TEST_BATCH, most_tested)),
     )

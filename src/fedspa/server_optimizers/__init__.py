@@ -1,1 +1,1 @@
-"""Server optimizers: how the server moves its weights by the mean update of a round."""
+"""Server optimizers: they change the global weights by the mean update of a round."""

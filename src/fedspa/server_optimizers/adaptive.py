@@ -1,7 +1,7 @@
 """FedAdam, FedYogi and FedAdagrad (Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2).
 
-m <- beta1 m + (1 - beta1) g; v as each optimizer says; w <- w - lr m / (sqrt(v) + tau), where g is the mean update.
-There is no bias correction, as in the paper; v starts at tau^2.
+m <- beta1 m + (1 - beta1) g; v by the rule of each optimizer; w <- w - lr m / (sqrt(v) + tau), where g is the mean
+update. There is no bias correction, as in the paper; v starts at tau^2.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ FIRST, SECOND = "server_first_moment", "server_second_moment"
 
 @dataclass(kw_only=True)
 class Adaptive(ServerOptimizer):
-    """The part that the three have in common."""
+    """The shared part of the three optimizers."""
 
     lr: float = 0.01
     beta1: float = 0.9
     tau: float = 1e-3
-    """Adaptivity: the smaller, the more the steps of the coordinates are made equal."""
+    """The adaptivity. A smaller tau makes the steps of the coordinates more equal."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

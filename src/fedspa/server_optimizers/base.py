@@ -1,4 +1,4 @@
-"""A server optimizer takes the mean update of a round as a gradient (Reddi et al., 2021, Algorithm 1)."""
+"""The base class of server optimizers: the mean update serves as a gradient (Reddi et al., 2021, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class ServerOptimizer(ABC):
-    """Moves the parameters. Running statistics, which lie behind them, take the plain mean."""
+    """Updates the parameters. Running statistics, which follow them, take the plain mean."""
 
-    name: str
+    name: str = ""
+    """The name in the config. An object made in Python gets the name of its class."""
     lr: float = 1.0
     """The server's learning rate."""
 
@@ -33,17 +34,17 @@ class ServerOptimizer(ABC):
     def direction(
         self, update: torch.Tensor, moments: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """What lr is multiplied with and the weights are lowered by, [total], and the next moments.
+        """The step direction [total], which is multiplied by lr and subtracted from the weights, and the next moments.
 
         `update` [total]: the mean of start - end over the participants (paper, Eq. 4).
         """
 
     def step(self, server: ServerState, aggregate: Aggregate) -> ServerState:
-        """The server after a round; as before where no weights were sent."""
+        """The server after a round; unchanged if no weights were sent."""
         if aggregate.update is None:
             return server
         direction, moments = self.direction(aggregate.update, server.kept)
-        trained = aggregate.trained
+        trained = aggregate.space.trained
         weights = server.weights - (direction if self.lr == 1 else self.lr * direction)
         if trained < len(weights):
             weights[trained:] = server.weights[trained:] - aggregate.update[trained:]

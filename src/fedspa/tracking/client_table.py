@@ -1,112 +1,53 @@
-"""What a finished run says of each client, and of very many clients together."""
+"""The clients of a finished run: a table of numbers, and the tensors that are kept of them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from fedspa.core.client_state import MASK, NOTHING, ClientState, Item
+from fedspa.core.client_state import MASK, NOTHING, ClientState
 from fedspa.core.packed_mask import PackedMask
-from fedspa.core.records import ClientRow
-from fedspa.federated.client_states import Stored
-from fedspa.federated.loop import FederatedLoop
 from fedspa.partition.clients import ClientRows, row_counts
 
+if TYPE_CHECKING:
+    from fedspa.federated.loop import FederatedLoop
+
 LENGTH = ".length"
-"""How the name of a mask's length ends."""
+"""The end of the name of a mask's length."""
 
 
-def client_rows(loop: FederatedLoop, rows: ClientRows, scores: Mapping[str, np.ndarray]) -> list[ClientRow]:
-    """A row a client. `scores`: in percent by kind and metric (global_accuracy), float64 [clients], NaN where there
-    is none."""
-
-    def score(name: str, client: int) -> float | None:
-        value = float(scores[name][client])
-        return None if math.isnan(value) else value
-
-    return [
-        ClientRow(
-            client=client,
-            train_size=len(rows.train[client]),
-            val_size=len(rows.val[client]),
-            test_size=len(rows.test[client]),
-            visits=loop.state.visits.get(client, 0),
-            density=loop.state.density(client),
-            scores={name: score(name, client) for name in scores},
-        )
-        for client in range(len(rows.train))
-    ]
-
-
-def client_arrays(
+def client_table(
     loop: FederatedLoop, rows: ClientRows, scores: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The same as an array [clients] a column: int64, and float64 with NaN where there is no value.
+    """An array [clients] for each column: int64, and float64 with NaN where there is no value.
 
-    First masks all have the same density, so that of one client who was never visited is that of all of them.
+    `scores`: in percent by name (accuracy/global). First masks all have the same density: that of one client without an
+    update is that of all of them.
     """
-    clients = range(len(rows.train))
-    visits = np.zeros(len(clients), dtype=np.int64)
-    for client, count in loop.state.visits.items():
-        visits[client] = count
-    density = np.empty(len(clients))
-    never = np.flatnonzero(visits == 0)
+    updates, density = np.zeros(len(rows.train), dtype=np.int64), np.empty(len(rows.train))
+    for client, count in loop.state.updates.items():
+        updates[client] = count
+    never = np.flatnonzero(updates == 0)
     if len(never):
         density[never] = loop.state.density(int(never[0]))
-    for client in loop.state.visits:
+    for client in loop.state.updates:
         density[client] = loop.state.density(client)
     sizes = {"train_size": rows.train, "val_size": rows.val, "test_size": rows.test}
-    return {
-        **{name: row_counts(held) for name, held in sizes.items()},
-        "visits": visits,
-        "density": density,
-        **scores,
-    }
+    counts = {name: row_counts(of_clients) for name, of_clients in sizes.items()}
+    return {**counts, "client_updates": updates, "density": density, **scores}
 
 
-class LastMasks(Mapping[str, torch.Tensor]):
-    """The masks of the visited clients, uint8 bit-packed, by client; each is looked up when it is asked for."""
+class Lazy(Mapping[str, torch.Tensor]):
+    """Tensors by name, each made when it is asked for: together they may be larger than the memory."""
 
-    def __init__(self, loop: FederatedLoop) -> None:
-        self._states = loop.state.clients
-        first = next(iter(self._states.values()), NOTHING)
-        self._clients = sorted(self._states) if first.mask else []
+    def __init__(self, names: Sequence[str], make: Callable[[str], torch.Tensor]) -> None:
+        self._names, self._make = names, make
 
-    def __getitem__(self, client: str) -> torch.Tensor:
-        mask = self._states[int(client)].mask
-        assert mask is not None
-        return mask.bits
-
-    def __iter__(self) -> Iterator[str]:
-        return map(str, self._clients)
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-
-class LastStates(Mapping[str, torch.Tensor]):
-    """What the visited clients remember beside their masks, by `<client>.<name>`; each item is looked up when it is
-    asked for. A mask among them is two: its bits, and in `<client>.<name>.length` how many coordinates it covers."""
-
-    def __init__(self, loop: FederatedLoop) -> None:
-        self._states = loop.state.clients
-        self._names: dict[str, tuple[int, str]] = {}
-        for client in sorted(self._states):
-            for name, item in self._states.held(client).items():
-                endings = ("", LENGTH) if covers(item) is not None else ("",)
-                if name != MASK:
-                    self._names |= {f"{client}.{name}{ending}": (client, name) for ending in endings}
-
-    def __getitem__(self, key: str) -> torch.Tensor:
-        client, name = self._names[key]
-        held = self._states.held(client)[name]
-        if (length := covers(held)) is not None and key == f"{client}.{name}{LENGTH}":
-            return torch.tensor(length)
-        item = held.read() if isinstance(held, Stored) else held
-        return item.bits if isinstance(item, PackedMask) else item
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._make(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -115,15 +56,49 @@ class LastStates(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-def covers(item: Item | Stored) -> int | None:
-    """How many coordinates a mask covers; None for a tensor."""
-    if isinstance(item, Stored):
-        return item.mask_length
-    return item.length if isinstance(item, PackedMask) else None
+def last_masks(loop: FederatedLoop) -> Lazy:
+    """The masks of the trained clients, uint8 bit-packed, by client."""
+    states = loop.state.clients
+
+    def bits(client: str) -> torch.Tensor:
+        mask = states[int(client)].mask
+        assert mask is not None
+        return mask.bits
+
+    masked = next(iter(states.values()), NOTHING).mask
+    return Lazy([str(client) for client in sorted(states)] if masked else [], bits)
+
+
+def last_states(loop: FederatedLoop) -> Lazy:
+    """What the trained clients remember beside their masks, by `<client>.<name>`.
+
+    A mask among them is two: its bits, and in `<client>.<name>.length` how many coordinates it covers.
+    """
+    states = loop.state.clients
+
+    def tensor(key: str) -> torch.Tensor:
+        client, name = key.split(".", 1)
+        found = states[int(client)].get(name)
+        if found is None:
+            mask = states[int(client)][name.removesuffix(LENGTH)]
+            assert isinstance(mask, PackedMask)
+            return torch.tensor(mask.length)
+        return found.bits if isinstance(found, PackedMask) else found
+
+    return Lazy(
+        [
+            f"{client}.{name}{ending}"
+            for client in sorted(states)
+            for name, item in states[client].items()
+            if name != MASK
+            for ending in (("", LENGTH) if isinstance(item, PackedMask) else ("",))
+        ],
+        tensor,
+    )
 
 
 def saved_items(items: Mapping[str, torch.Tensor]) -> ClientState:
-    """What one client remembers, from its part of `LastStates`: by name, without the client's number."""
+    """What one client remembers, from its part of `last_states`: by name, without the client's number."""
     return ClientState(
         {
             name: PackedMask(item, int(items[name + LENGTH])) if name + LENGTH in items else item

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from fedspa.core.records import ACCURACY, KINDS, Event, RoundRecord, RunInfo, RunResult
-from fedspa.core.saved import Saved
-from fedspa.costs.units import show_bytes, show_flops, show_saved
-from fedspa.tracking.measures import density_text, final_scores
+from fedspa.core import names
+from fedspa.core.records import Event, RoundRecord, RunInfo, RunResult
+from fedspa.costs.units import result_tables, show_bytes, show_density
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,17 +39,8 @@ class ConsoleView:
         self._console = Console(file=file, highlight=False, markup=False, emoji=False)
         self._clock = clock
         self._live: Live | None = None
-        self._accuracy: dict[str, float] = {}
+        self._means: dict[str, float] = {}
         self._mentioned: set[str] = set()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"accuracy": dict(self._accuracy), "mentioned": sorted(self._mentioned)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        saved = Saved({"accuracy": {}, "mentioned": [], **state}, "console")
-        accuracy = {kind.text(KINDS): mean.number() for kind, mean in saved["accuracy"].items()}
-        mentioned = {kind.text() for kind in saved["mentioned"].sequence()}
-        self._accuracy, self._mentioned = accuracy, mentioned
 
     def start(self, info: RunInfo) -> None:
         self._info = info
@@ -67,11 +57,13 @@ class ConsoleView:
         compiled = f", compiled in {_duration(info.compile_seconds)}" if info.compile_seconds else ""
         reason = f" ({info.engine_reason})" if info.engine_reason else ""
         self._say(f"Engine: {info.engine}{reason}{compiled}")
-        if info.completed:
+        if info.completed and not (info.continued and info.continued.round == info.completed):
             self._say(
                 f"Goes on after round {info.completed}, whose checkpoint it found in {_short(info.folder)}"
             )
-        self._say(f"Accuracy of each kind of model: mean over {self._info.mean_over}, in %")
+        self._unit = " %" if info.in_percent else ""
+        metric = info.metrics[0].capitalize()
+        self._say(f"{metric} of each kind of model: mean over {info.mean_over}{self._unit and ', in %'}")
         if self._console.is_interactive:
             from rich.live import Live
 
@@ -83,31 +75,30 @@ class ConsoleView:
     def round(self, record: RoundRecord) -> None:
         self._last, self._done = record, record.round
         self._recent.append((record.samples, record.seconds.get("total", 0.0)))
-        self._accuracy |= {kind: metrics[ACCURACY].mean for kind, metrics in record.scores.items()}
+        main = self._info.metrics[0]
+        self._means |= {kind: metrics[main].mean for kind, metrics in record.scores.items()}
         for event in record.events:
             self._tell(event)
         if not self._live and self._line_is_due(record.round):
             self._line_round, self._line_time = record.round, self._clock()
-            self._say(self._line(record))
+            self._say(self._line())
 
     def finish(self, result: RunResult) -> None:
         self._stop()
         self._console.print()
-        for metric, scores in final_scores(result.summary).items():
-            self._console.print(_score_table(metric, scores))
+        for head, *rows in result_tables(result.summary):
+            self._console.print(_table(head, rows))
             self._console.print()
-        if (rounds := result.summary.get("final_rounds", 1)) > 1:
-            self._say(f"Means over the last {rounds} tested rounds; finetuned after the last one.\n")
-        self._console.print(_cost_table(result.summary))
-        density = result.summary["density"]
-        self._say(f"\nDensity: {density['asked']:.4g} asked, {density_text(density)} measured.")
+        if (tested := result.summary.get("final_rounds", 1)) > 1:
+            self._say(f"Scores are means over the last {tested} tested rounds; finetuned after the last one.")
+        self._say(f"Density: {show_density(result.summary)}.")
         if result.client_states is not None and not result.client_states:
             self._say(
                 "\nsave.personal=true kept nothing: clients of this run remember nothing but their masks."
             )
-        seconds, speed = result.summary["seconds"]["total"], result.summary["samples_per_s"]
-        if events := result.summary["events"]:
-            self._say("\nEvents: " + ", ".join(f"{count} {kind}" for kind, count in events.items()))
+        seconds, speed = result.summary["time/total_s"], result.summary[names.SAMPLES_PER_S]
+        if events := [f"{count} {kind}" for kind, count in names.group("faults", result.summary).items()]:
+            self._say(f"\nEvents: {', '.join(events)}")
         self._say(f"\nTook {_duration(seconds)} at {_count(speed)} samples/s.")
         self._say(f"Everything lies in {_short(self._info.folder)}")
 
@@ -140,36 +131,23 @@ class ConsoleView:
         kinds = "".join(f"{kind:>10}" for kind in self._info.kinds)
         return f"{'round':>11}{kinds}{'samples/s':>11}{'traffic':>10}{'time left':>11}"
 
-    def _line(self, record: RoundRecord) -> str:
+    def _line(self) -> str:
         kinds = "".join(f"{self._score(kind):>10}" for kind in self._info.kinds)
-        traffic = show_bytes(record.total_costs.traffic_bytes)
-        progress = f"{record.round}/{self._info.rounds}"
+        traffic = show_bytes(self._last.total_costs.traffic_bytes) if self._last else "-"
+        progress = f"{self._done}/{self._info.rounds}"
         return f"{progress:>11}{kinds}{self._speed():>11}{traffic:>10}{self._time_left():>11}"
 
     def _bar(self) -> RenderableType:
         from rich.console import Group
         from rich.progress_bar import ProgressBar
-        from rich.table import Table
 
-        record, rounds = self._last, self._info.rounds
-        bar = Table.grid(padding=(0, 2), expand=True)
-        bar.add_column(no_wrap=True)
-        bar.add_column(ratio=1)
-        bar.add_column(no_wrap=True)
-        bar.add_row(
-            f"round {self._done}/{rounds}", ProgressBar(rounds, self._done), f"{self._time_left()} left"
-        )
-        if record is None:
-            return bar
-        scores = "  ".join(f"{kind} {self._score(kind)}" for kind in self._info.kinds)
-        traffic = show_bytes(record.total_costs.traffic_bytes)
-        return Group(bar, f"{scores}   {self._speed()} samples/s   {traffic}")
+        return Group(ProgressBar(self._info.rounds, self._done), self._line_head(), self._line())
 
     def _score(self, kind: str) -> str:
-        return f"{self._accuracy[kind]:.1f}" if kind in self._accuracy else "-"
+        return names.shown(self._means[kind], self._unit, 1) if kind in self._means else "-"
 
     def _speed(self) -> str:
-        samples, seconds = (sum(column) for column in zip(*tuple(self._recent), strict=True))
+        samples, seconds = (sum(column) for column in zip((0, 0.0), *self._recent, strict=True))
         return _count(samples / seconds) if seconds else "-"
 
     def _time_left(self) -> str:
@@ -179,36 +157,15 @@ class ConsoleView:
         return _duration(a_round * (self._info.rounds - self._last.round))
 
 
-def _score_table(metric: str, scores: Mapping[str, dict[str, float] | None]) -> Table:
-    table = _table(f"{metric} in %", "mean \u00b1 std", "worst decile", "clients")
-    for kind in KINDS:
-        if spread := scores.get(kind):
-            mean = f"{spread['mean']:.2f} \u00b1 {spread['std']:.2f}"
-            table.add_row(kind, mean, f"{spread['worst_decile']:.2f}", f"{spread['clients']:.0f}")
-    return table
-
-
-def _cost_table(summary: dict[str, Any]) -> Table:
-    table = _table("cost", "this run", "dense", "saved")
-    rows: list[tuple[str, str, Callable[[Any], str]]] = [
-        ("traffic", "traffic_bytes", show_bytes),
-        ("FLOPs", "flops", show_flops),
-    ]
-    for title, key, text in rows:
-        total, dense = summary[key]["total"], summary[key]["dense_total"]
-        table.add_row(title, text(total), text(dense), show_saved(total, dense))
-    if finetune := summary["flops"].get("finetune"):
-        table.add_row("fine-tuning", show_flops(finetune), "-", "-")
-    return table
-
-
-def _table(*titles: str) -> Table:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in titles:
-        first = title == titles[0]
-        table.add_column(title, justify="left" if first else "right", min_width=15 if first else 13)
+    table.add_column(head[0], min_width=15)
+    for title in head[1:]:
+        table.add_column(title, justify="right", min_width=13)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from fedspa.core.records import RoundRecord, RunInfo, RunResult, Tracker
 
@@ -12,25 +11,18 @@ log = logging.getLogger(__name__)
 
 
 class Trackers:
-    """Hands every call to each tracker, by name and in order; itself a `Tracker`.
+    """Hands every call to each tracker, in order; itself a `Tracker`.
 
     A run's order is its folder, the console, then the loggers of the config: whoever uploads or draws comes
     after whoever writes.
     """
 
-    def __init__(self, trackers: Mapping[str, Tracker]) -> None:
-        self._trackers = dict(trackers)
+    def __init__(self, trackers: Iterable[Tracker]) -> None:
+        self._trackers = list(trackers)
         self._started: list[Tracker] = []
 
-    def state_dict(self) -> dict[str, Any]:
-        return {name: tracker.state_dict() for name, tracker in self._trackers.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, tracker in self._trackers.items():
-            tracker.load_state_dict(state.get(name, {}))
-
     def start(self, info: RunInfo) -> None:
-        for tracker in self._trackers.values():
+        for tracker in self._trackers:
             self._started.append(tracker)  # before its start: one that fails half-way must be aborted too
             tracker.start(info)
 

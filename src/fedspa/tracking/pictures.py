@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fedspa.core import names
 from fedspa.core.files import write_whole
-from fedspa.core.records import ACCURACY, KINDS, RoundRecord, RunInfo, RunResult, TheoryRow
-from fedspa.core.saved import Saved
+from fedspa.core.records import KINDS, RoundRecord, RunInfo, RunResult, TheoryRow
 from fedspa.tracking.drawing import COLORS, FAINT, INK, new_figure, set_title, spread_out
+from fedspa.tracking.tables import read_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,46 +28,35 @@ class Pictures:
 
     name: str = "pictures"
 
-    def __post_init__(self) -> None:
-        self._curves: dict[str, list[tuple[int, float, float]]] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"curves": {kind: list(points) for kind, points in self._curves.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        saved = Saved({"curves": {}, **state}, "pictures")["curves"]
-        self._curves = {kind.text(KINDS): _points(curve) for kind, curve in saved.items()}
-
     def start(self, info: RunInfo) -> None:
         self._info = info
-        if info.label_counts is not None and not info.many:
+        if info.label_counts is not None and info.classes and not info.many:
             _save(partition_picture(info.label_counts), info, "partition.png")
 
     def round(self, record: RoundRecord) -> None:
-        for kind, metrics in record.scores.items():
-            spread = metrics[ACCURACY]
-            self._curves.setdefault(kind, []).append((record.round, spread.mean, spread.std))
+        """Nothing: the picture is drawn from the folder's tables at the end."""
 
     def finish(self, result: RunResult) -> None:
-        if spread := result.summary["accuracy"].get("finetuned"):
-            self._curves["finetuned"] = [(self._info.rounds, spread["mean"], spread["std"])]
-        self._draw_accuracy()
+        self._draw_accuracy(names.final_scores(result.summary)[self._info.metrics[0]].get("finetuned"))
         if result.theory:
             _save(theory_picture(result.theory), self._info, "theory.png")
 
     def abort(self, status: str, reason: str) -> None:
         self._draw_accuracy()
 
-    def _draw_accuracy(self) -> None:
-        if self._curves:
+    def _draw_accuracy(self, finetuned: Mapping[str, float] | None = None) -> None:
+        rounds = read_table(self._info.folder / "rounds.csv")
+        curves: dict[str, list[tuple[int, float, float]]] = {}
+        for kind in self._info.kinds:
+            columns = (rounds[names.score(self._info.metrics[0], kind, part)] for part in ("mean", "std"))
+            points = [point for point in zip(rounds["round"], *columns, strict=True) if point[1] == point[1]]
+            curves |= {kind: points} if points else {}
+        if finetuned:
+            curves["finetuned"] = [(self._info.rounds, finetuned["mean"], finetuned["std"])]
+        if curves:
             title = str(self._info.config.get("name", "run"))
-            _save(accuracy_picture(self._curves, title, self._info.mean_over), self._info, "accuracy.png")
-
-
-def _points(curve: Saved) -> list[tuple[int, float, float]]:
-    """Round, mean and standard deviation, from a checkpoint."""
-    points = [point.sequence(3) for point in curve.sequence()]
-    return [(round.integer(), mean.number(), std.number()) for round, mean, std in points]
+            what = "accuracy in %" if self._info.in_percent else self._info.metrics[0]
+            _save(score_picture(curves, title, what, self._info.mean_over), self._info, "accuracy.png")
 
 
 def theory_picture(rows: list[TheoryRow]) -> Figure:
@@ -86,39 +78,45 @@ def theory_picture(rows: list[TheoryRow]) -> Figure:
     return figure
 
 
-def accuracy_picture(
-    curves: dict[str, list[tuple[int, float, float]]], title: str, mean_over: str = "clients"
+def score_picture(
+    curves: dict[str, list[tuple[int, float, float]]],
+    title: str,
+    what: str = "accuracy in %",
+    mean_over: str = "clients",
 ) -> Figure:
     """A line a kind of model: mean over clients with a band of one standard deviation, named at its end.
 
-    `mean_over` says what the means are over. `curves[kind]` holds (round, mean, std), accuracies in percent.
-    A single point is drawn as a dot.
+    `mean_over` says what the means are over. `curves[kind]` holds (round, mean, std) of `what`. Percentages are drawn
+    from 0 to 100, other numbers from 0 to the largest. A single point is drawn as a dot.
     """
+    unit = " %" if what.endswith("%") else ""
+    values = [
+        mean + std for points in curves.values() for _, mean, std in points if math.isfinite(mean + std)
+    ]
+    top = 100.0 if unit else 1.05 * max(values, default=1.0)
     figure, axes = new_figure(7.2, 4.2)
     ends: list[tuple[float, str]] = []
     for kind in [kind for kind in KINDS if curves.get(kind)]:
         rounds, means, stds = (list(column) for column in zip(*curves[kind], strict=True))
         low = [max(0.0, mean - std) for mean, std in zip(means, stds, strict=True)]
-        high = [min(100.0, mean + std) for mean, std in zip(means, stds, strict=True)]
+        high = [min(top, mean + std) for mean, std in zip(means, stds, strict=True)]
         axes.fill_between(rounds, low, high, color=COLORS[kind], alpha=0.10, linewidth=0)
         axes.plot(rounds, means, color=COLORS[kind], linewidth=1.8, marker="o" if len(rounds) == 1 else None)
         ends.append((means[-1], kind))
     last = max(points[-1][0] for points in curves.values())
     axes.set_xlim(min(points[0][0] for points in curves.values()) - 0.5, last + 0.5)
-    axes.set_ylim(0, 100)
+    axes.set_ylim(0, top)
     for height, (mean, kind) in zip(
-        spread_out([mean for mean, _ in sorted(ends)], 5.5), sorted(ends), strict=True
+        spread_out([mean for mean, _ in sorted(ends)], 0.055 * top), sorted(ends), strict=True
     ):
         axes.annotate(
-            f"{kind} {mean:.1f}", (last, height), xytext=(10, 0), textcoords="offset points",
+            f"{kind} {names.shown(mean, unit, 1)}", (last, height), xytext=(10, 0), textcoords="offset points",
             color=COLORS[kind], va="center", fontsize=9.5, fontweight="bold", annotation_clip=False,
         )  # fmt: skip
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("round")
-    set_title(
-        axes, title, f"accuracy in %, mean over {mean_over}; band: one standard deviation between clients"
-    )
+    set_title(axes, title, f"{what}, mean over {mean_over}; band: one standard deviation between clients")
     return figure
 
 

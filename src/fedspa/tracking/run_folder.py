@@ -1,77 +1,48 @@
-"""The run's own folder: everything that a run leaves as plain files, whatever else follows it.
+"""The run's own folder, which is the truth about a run: this module writes its files and reads them back.
 
-| file | when | what |
-|---|---|---|
-| config.yaml | start | the resolved config |
-| partition.json | start | the partition's settings, its hash and the rows of each client; of very many |
-| | | clients their number and sizes, and all rows in partition.safetensors |
-| rounds.csv | each round | a row a round; the same run gives the same bytes, so no wall-clock time is in it |
-| timing.csv | each round | seconds by phase |
-| events.csv | each round | a row for each client or round that did not go as it should, mostly none |
-| clients.csv | end | a row a client; of very many (see `save.client_files`) clients.safetensors, an array a column |
-| tensors.csv | end | a row a parameter tensor, in the order in which masks and flat weights hold them |
-| weights, masks, local_weights, client_states.safetensors | end | what there is of them |
-| theory.csv | end, with `theory.every` | the quantities of Theorem 1 |
-| summary.json | end, last of all | the run in a page; a folder that has it holds a finished run |
-
-Numbers are written with all their digits: read back, they are the same floats.
+docs/files.md describes every file and column. Pictures, TensorBoard, MLflow and reports read them here. Numbers are
+written with all their digits: read back, they are the same floats.
 """
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from fedspa.core import names
 from fedspa.core.errors import UserError
 from fedspa.core.files import write_whole
 from fedspa.core.identity import CONFIG_HASH
-from fedspa.core.records import (
-    PHASES,
-    ClientRow,
-    Event,
-    RoundRecord,
-    RunInfo,
-    RunResult,
-    Spread,
-    TheoryRow,
-)
-from fedspa.core.saved import Saved
-from fedspa.tracking.tensor_file import save_tensors
+from fedspa.core.records import Event, RoundRecord, RunInfo, RunResult, TheoryRow
+from fedspa.core.tensor_file import save_tensors
+from fedspa.tracking.tables import Table, Tail, read_table, write_table
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas as pd
 
-TABLES = ("rounds.csv", "timing.csv", "events.csv")
-"""What grows from round to round."""
-STATISTICS = tuple(f.name for f in fields(Spread))
-"""How a score is spread over the clients: mean, std, p10, worst_decile, min, max, clients."""
+NEEDED = (
+    *("method", "mask", "dataset", "model", "partition", "sparsity", "seed", "rounds", "clients"),
+    *("metrics", names.TRAFFIC, names.FLOPS),
+)
+"""The keys that every summary has."""
 
 
 class RunFolder:
-    """Writes the files above into `RunInfo.folder`, and refuses a folder that holds a run already.
+    """Writes the files of a run into `RunInfo.folder`, and refuses a folder that holds a run already.
 
-    A run that goes on has its tables cut back to what they were at its checkpoint.
+    A run that goes on has its tables cut back to its completed rounds. One that continues another begins with the
+    other's tables.
     """
 
     def __init__(self, *, replace: bool = False) -> None:
         """`replace`: what an earlier start of the run left in its folder is written anew."""
         self._replace = replace
-        self._tables: dict[str, _Table] = {}
-        self._bytes: dict[str, int] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"bytes": {name: table.bytes for name, table in self._tables.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        saved = Saved({"bytes": {}, **state}, "run_folder")["bytes"]
-        if saved.mapping():
-            saved.mapping(TABLES)
-        self._bytes = {name.text(): size.integer() for name, size in saved.items()}
+        self._tables: dict[str, Table] = {}
 
     def sync(self) -> None:
         """Have the tables on the disk itself, so that no checkpoint outlives rows that it counts on."""
@@ -83,7 +54,8 @@ class RunFolder:
 
         self._info, folder = info, info.folder
         folder.mkdir(parents=True, exist_ok=True)
-        if not self._bytes:
+        begins = not info.completed or not (folder / "rounds.csv").exists()
+        if begins:
             if (folder / "rounds.csv").exists() and not self._replace:
                 raise UserError(
                     f"hydra.run.dir={folder} holds a run already (rounds.csv): go on with it by resume=auto, "
@@ -92,61 +64,66 @@ class RunFolder:
             config = OmegaConf.to_yaml(OmegaConf.create(info.config))
             write_whole(folder / "config.yaml", f"{CONFIG_HASH}{info.config_hash}\n{config}")
             self._write_partition()
+        if begins and info.continued:
+            for name in ("events.csv", "timing.csv", "rounds.csv"):  # the last one says that all are there
+                write_whole(folder / name, Path(info.continued.folder, name).read_bytes())
         for name, columns in (
-            ("rounds.csv", _round_columns(info)),
-            ("timing.csv", ["round", *(f"{phase}_s" for phase in PHASES)]),
             ("events.csv", [f.name for f in fields(Event)]),
+            ("timing.csv", names.timing_columns()),
+            ("rounds.csv", names.round_columns(info.kinds, info.metrics, info.extras)),
         ):
-            self._tables[name] = _Table(folder / name, columns, self._bytes.get(name))
+            self._tables[name] = Table(folder / name, columns, info.completed)
 
     def round(self, record: RoundRecord) -> None:
-        self._tables["rounds.csv"].write(_round_row(record))
-        seconds = {f"{phase}_s": value for phase, value in record.seconds.items()}
-        self._tables["timing.csv"].write({"round": record.round, **seconds})
+        """Write a round; rounds.csv comes last, so that whoever finds a round there finds it everywhere."""
         for event in record.events:
             self._tables["events.csv"].write(asdict(event))
+        self._tables["timing.csv"].write({"round": record.round, **names.seconds(record.seconds)})
+        self._tables["rounds.csv"].write(names.round_values(record))
 
     def finish(self, result: RunResult) -> None:
         self._close()
         folder = self._info.folder
         if self._info.many:
-            self._save_arrays("clients", result.client_arrays)
+            self._save_arrays("clients", result.clients)
         else:
-            self._write_clients(result.clients)
-        layout = _Table(folder / "tensors.csv", ["tensor", "shape", "parameters"])
-        for name, tensor in result.weights.items():  # safetensors files are in alphabetical order
-            layout.write(
-                {"tensor": name, "shape": "x".join(map(str, tensor.shape)), "parameters": tensor.numel()}
+            counts = self._info.label_counts
+            assert counts is not None
+            labels = {f"label_{label}": column for label, column in enumerate(counts.T)}
+            columns = {name: column.tolist() for name, column in {**result.clients, **labels}.items()}
+            rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+            write_table(
+                folder / "clients.csv",
+                ["client", *columns],
+                ({"client": client, **_blank(row)} for client, row in enumerate(rows)),
             )
-        layout.close()
+        write_table(
+            folder / "tensors.csv",
+            ["tensor", "shape", "parameters"],
+            (
+                {"tensor": name, "shape": "x".join(map(str, tensor.shape)), "parameters": tensor.numel()}
+                for name, tensor in result.weights.items()  # safetensors files are in alphabetical order
+            ),
+        )
         for name in ("weights", "masks", "local_weights"):
             if tensors := getattr(result, name):
                 save_tensors(folder / f"{name}.safetensors", tensors, self._info.config_hash)
         if result.client_states is not None:  # perhaps empty, which says that there is nothing
             save_tensors(folder / "client_states.safetensors", result.client_states, self._info.config_hash)
         if result.theory:
-            theory = _Table(folder / "theory.csv", [f.name for f in fields(TheoryRow)])
-            for row in result.theory:
-                theory.write(asdict(row))
-            theory.close()
+            write_table(
+                folder / "theory.csv", [f.name for f in fields(TheoryRow)], map(asdict, result.theory)
+            )
         write_whole(folder / "summary.json", json.dumps(result.summary, indent=2) + "\n")
 
     def abort(self, status: str, reason: str) -> None:
         self._close()
 
-    def _write_clients(self, clients: Sequence[ClientRow]) -> None:
-        scores = dict.fromkeys(name for client in clients for name in client.scores)
-        counts = self._info.label_counts
-        assert counts is not None
-        table = _Table(self._info.folder / "clients.csv", _client_columns(scores, self._info.classes))
-        for client in clients:
-            table.write(_client_row(client, counts[client.client]))
-        table.close()
-
     def _write_partition(self) -> None:
         info = self._info
-        text = _partition_summary(info) if info.many else _partition_json(info)
-        write_whole(info.folder / "partition.json", text)
+        write_whole(
+            info.folder / "partition.json", _partition_summary(info) if info.many else _partition_json(info)
+        )
         if info.many and isinstance(
             info.partition_rows, list
         ):  # rows that are found on demand are consecutive
@@ -166,95 +143,9 @@ class RunFolder:
             table.close()
 
 
-class _Table:
-    """A CSV file with fixed columns. A missing value is blank; an unknown column is an error."""
-
-    def __init__(self, path: Path, columns: Iterable[str], keep: int | None = None) -> None:
-        """`keep`: go on with the file after so many bytes. Raises `UserError` where that cannot be."""
-        if keep is not None:
-            _cut_back(path, columns := list(columns), keep)
-        self._file = path.open("w" if keep is None else "a", newline="", encoding="utf-8")
-        self._writer = csv.DictWriter(self._file, list(columns), lineterminator="\n")
-        if keep is None:
-            self._writer.writeheader()
-            self._file.flush()
-
-    @property
-    def bytes(self) -> int:
-        return os.fstat(self._file.fileno()).st_size
-
-    def sync(self) -> None:
-        if not self._file.closed:  # as at the end of a run, when other files could not be written
-            os.fsync(self._file.fileno())
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        self._writer.writerow(row)  # floats as repr, None as blank
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _cut_back(path: Path, columns: list[str], keep: int) -> None:
-    """Cut a table that goes on to its first `keep` bytes."""
-    if not path.exists() or path.stat().st_size < keep:
-        raise UserError(
-            f"{path} is shorter than when the run's checkpoint was written: put it back as it was, or start anew "
-            "in another folder."
-        )
-    with path.open(newline="", encoding="utf-8") as file:
-        if next(csv.reader(file), []) != columns:
-            raise UserError(
-                f"{path} has other columns than this version of fedspa writes: go on with the version that began it."
-            )
-    os.truncate(path, keep)
-
-
-def _round_columns(info: RunInfo) -> list[str]:
-    return [
-        *("round", "participants", "learning_rate", "loss", "samples"),
-        *("train_flops", "search_flops", "down_bytes", "up_bytes", "mask_bytes", "encoded_bytes"),
-        *("total_flops", "total_traffic_bytes"),
-        *info.extras,
-        *(f"{k}_{m}_{s}" for k in info.kinds for m in info.metrics for s in STATISTICS),
-    ]
-
-
-def _round_row(record: RoundRecord) -> dict[str, Any]:
-    return {
-        "round": record.round,
-        "participants": len(record.participants),
-        "learning_rate": record.learning_rate,
-        "loss": record.loss,
-        "samples": record.samples,
-        **{f.name: getattr(record.costs, f.name) for f in fields(record.costs)},
-        "total_flops": record.total_costs.flops,
-        "total_traffic_bytes": record.total_costs.traffic_bytes,
-        **record.extras,
-        **{
-            f"{kind}_{metric}_{statistic}": getattr(spread, statistic)
-            for kind, spreads in record.scores.items()
-            for metric, spread in spreads.items()
-            for statistic in STATISTICS
-        },
-    }
-
-
-def _client_columns(scores: Iterable[str], classes: int) -> list[str]:
-    return [
-        *("client", "train_size", "val_size", "test_size", "visits", "density"),
-        *scores,
-        *(f"label_{label}" for label in range(classes)),
-    ]
-
-
-def _client_row(client: ClientRow, label_counts: np.ndarray) -> dict[str, Any]:
-    facts = {f.name: getattr(client, f.name) for f in fields(client) if f.name != "scores"}
-    return {
-        **facts,
-        **client.scores,
-        **{f"label_{label}": int(count) for label, count in enumerate(label_counts)},
-    }
+def _blank(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row whose NaNs are blank."""
+    return {name: None if value != value else value for name, value in row.items()}
 
 
 def _partition_json(info: RunInfo) -> str:
@@ -276,7 +167,7 @@ def _partition_json(info: RunInfo) -> str:
 
 
 def _partition_summary(info: RunInfo) -> str:
-    """What is worth reading of a partition among very many clients."""
+    """The key figures of a partition among very many clients."""
     from fedspa.partition.clients import row_counts
 
     sizes = row_counts(info.partition_rows)
@@ -290,3 +181,107 @@ def _partition_summary(info: RunInfo) -> str:
         "largest": int(sizes.max()),
     }
     return json.dumps(facts, indent=2) + "\n"
+
+
+class Unreadable(Exception):
+    """A folder holds no finished run that can be read. The message says why; it does not name the folder."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunFiles:
+    """A finished run, as its folder has it. docs/files.md describes the columns of the tables and their units."""
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    """The whole config, resolved (config.yaml)."""
+    summary: dict[str, Any]
+    """The final numbers (summary.json)."""
+    rounds: pd.DataFrame
+    """A row for each round (rounds.csv)."""
+    clients: pd.DataFrame
+    """A row for each client at the end (clients.csv; of very many clients clients.safetensors)."""
+    timing: pd.DataFrame
+    """Seconds of each round (timing.csv)."""
+
+    @classmethod
+    def read(cls, folder: Path, name: str = "") -> Self:
+        """Read a run's folder. `name`: what the run is called; "" for the folder's own name.
+
+        Raises `Unreadable`.
+        """
+        import pandas as pd
+        from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError
+
+        if not (folder / "summary.json").is_file():
+            raise Unreadable("it has no summary.json, so it has not finished")
+        try:
+            summary = json.loads((folder / "summary.json").read_text())
+            if missing := [key for key in NEEDED if key not in summary]:
+                raise Unreadable(f"its summary.json lacks {', '.join(missing)}")
+            config = read_config(folder)
+            if not isinstance(config, dict):
+                raise Unreadable("its config.yaml holds no settings")
+            rounds, timing = (pd.DataFrame(read_table(folder / f"{of}.csv")) for of in ("rounds", "timing"))
+            if not len(rounds):
+                raise Unreadable("its rounds.csv is empty")
+            clients = _clients(folder)
+        except KeyError as error:
+            raise Unreadable(f"it lacks {error}") from error
+        except (OSError, ValueError, TypeError, YAMLError, OmegaConfBaseException) as error:
+            raise Unreadable(str(error).splitlines()[0]) from error
+        return cls(name or folder.resolve().name, folder, config, summary, rounds, clients, timing)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A run's whole config."""
+    from omegaconf import OmegaConf
+
+    config: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    return config
+
+
+def _clients(folder: Path) -> pd.DataFrame:
+    """The last scores of each client. Of very many clients a run keeps arrays, without the counts of labels."""
+    import pandas as pd
+
+    arrays = folder / "clients.safetensors"
+    if not arrays.is_file():
+        return pd.DataFrame(read_table(folder / "clients.csv"))
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        columns = pd.DataFrame(load_file(arrays))
+    except SafetensorError as error:
+        raise ValueError(f"its {arrays.name} cannot be read ({error})") from error
+    columns.insert(0, "client", range(len(columns)))
+    return columns
+
+
+class RoundReader:
+    """Reads the rounds of a folder that have been written since it read last, perhaps while the run goes on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._rounds, self._timing, self._events = (
+            Tail(folder / f"{name}.csv") for name in ("rounds", "timing", "events")
+        )
+        self._timed: dict[str, dict[str, str]] = {}
+        self._happened: list[dict[str, str]] = []
+        self._faults: Counter[str] = Counter()
+        self._seconds = 0.0
+
+    def new(self) -> Iterator[tuple[int, float, dict[str, float]]]:
+        """Of each new round its number, the seconds that the run has taken so far, and all that is drawn of it."""
+        rounds = self._rounds.rows()  # first: the rows of the others are written before
+        self._timed |= {row["round"]: row for row in self._timing.rows()}
+        self._happened += self._events.rows()
+        for row in rounds:
+            times = self._timed.pop(row["round"])
+            while self._happened and int(self._happened[0]["round"]) <= int(row["round"]):
+                self._faults[self._happened.pop(0)["kind"]] += 1
+            cells = {**row, **times}
+            values = {key: float(cell) for key, cell in cells.items() if cell and not key.startswith("round")}
+            self._seconds += values.get(names.TOTAL_SECONDS, 0.0)
+            yield int(row["round"]), self._seconds, names.readable({**values, **names.faults(self._faults)})

@@ -1,15 +1,18 @@
-"""An engine holds the working network and computes on it: local training, gradients, predictions."""
+"""The interface of an engine. An engine computes on the network: local training, gradients, predictions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import torch
 
-from fedspa.core.client import Proximal, Trained
+from fedspa.core.client import Mixture, Proximal, Trained
 from fedspa.core.weights import ParameterSpace
 from fedspa.data.examples import Examples
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -17,46 +20,61 @@ class LocalTask:
     """Local training of one client."""
 
     weights: torch.Tensor
-    """[total], where training starts, already masked; not written to."""
+    """The weights [total] that training starts from, already masked. Read only."""
     rows: torch.Tensor
     """int64 [n] on the CPU: the client's training rows."""
     epochs: int
-    """Passes over the rows."""
+    """The number of passes over the rows."""
     learning_rate: float
-    """Of every step."""
+    """The learning rate of every step."""
     generator: torch.Generator
-    """Draws the order of the rows and the augmentation. Its seed is also that of layers that draw random numbers,
+    """Draws the order of the rows and the augmentation. Its seed also serves layers that draw random numbers,
     such as dropout."""
     mask: torch.Tensor | None = None
-    """[total], zeros and ones in the dtype of the weights; None trains densely."""
+    """Zeros and ones [total] in the dtype of the weights; None trains densely."""
+    forward: torch.Tensor | None = None
+    """Zeros and ones [total] within the mask: the weights that are active in the forward pass; None: the whole mask.
+    The others are 0 in the forward pass, and are trained by the gradient there."""
     proximal: Proximal | None = None
     correction: torch.Tensor | None = None
-    """[total], added to every gradient after it was clipped; where the mask is 0 it is left out."""
+    """A vector [total] that is added to every gradient after clipping, except where the mask is 0."""
     trainable: torch.Tensor | None = None
-    """[total], zeros and ones: nothing moves a coordinate that is 0 here; None: all are trained."""
+    """Zeros and ones [total]: a coordinate that is 0 here never changes; None: all are trained."""
+    others: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Further tensors for a method's own step, by name. Read only."""
 
 
 class Engine(Protocol):
-    """Computes on one network that serves every client. A result depends on the arguments alone."""
+    """Computes on one network for all clients. A result depends on the arguments alone."""
 
     @property
     def name(self) -> str:
         """As in the config."""
 
     instead_of: dict[str, str]
-    """What was to compute before this engine was taken, and why each of them could not; mostly empty."""
+    """The engines that failed before this one was chosen, and the reason for each."""
 
     @property
     def forks(self) -> bool:
-        """Whether forks of this process can compute side by side."""
+        """True if forks of this process can compute at the same time."""
 
     @property
     def compile_seconds(self) -> float:
-        """Seconds spent on compiling and capturing before the first round."""
+        """The seconds of compiling and capturing before the first round."""
+
+    @property
+    def lanes(self) -> int:
+        """The number of lanes in which clients are trained side by side, while nobody waits for the device.
+
+        0: each call computes its result at once.
+        """
+
+    def in_lanes(self, works: Sequence[Callable[[], T]]) -> list[T]:
+        """The results of functions. They run in the lanes in turn, and later work waits for all of them."""
 
     @property
     def space(self) -> ParameterSpace:
-        """Where each parameter tensor lies in the flat weights."""
+        """The place of each parameter tensor in the flat weights."""
 
     @property
     def device(self) -> torch.device:
@@ -67,7 +85,7 @@ class Engine(Protocol):
         """A copy of the working network's flat weights [total]."""
 
     def train(self, task: LocalTask) -> Trained:
-        """Train a client. Nothing is checked for finite numbers."""
+        """Train a client. The result is not checked for finite numbers."""
 
     def gradient(self, weights: torch.Tensor, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """The dense, unclipped gradient [total] of the mean loss of one mini-batch of `rows` (int64 [n])."""
@@ -76,15 +94,15 @@ class Engine(Protocol):
         """The accuracy in [0, 1] of `weights` [total] on training rows (int64 [n]), without augmentation."""
 
     def predict(
-        self, weights: torch.Tensor, examples: Examples, rows: torch.Tensor, batch_size: int
+        self, weights: torch.Tensor | Mixture, examples: Examples, rows: torch.Tensor, batch_size: int
     ) -> torch.Tensor:
-        """The prediction for each example, on the device: its most likely class, int64 [n], or numbers, float [n, K].
+        """The prediction for each example, on the device: its most likely class int64 [n], or numbers float [n, K].
 
         Args:
-            weights: [total]; not written to.
-            examples: the set that the rows are of.
+            weights: [total], or a mixture of two models. Read only.
+            examples: the set that the rows belong to.
             rows: int64 [n] on the CPU: at least one example.
-            batch_size: the most examples that the network sees at a time.
+            batch_size: the largest number of examples in one forward pass.
         """
 
     def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

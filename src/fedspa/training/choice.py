@@ -1,6 +1,6 @@
-"""Which engine a run computes with: the config's group `engine`.
+"""The choice of the engine: the config's group `engine`.
 
-Light on purpose (no torch): a mistake in the config is answered before it is loaded.
+This module does not import torch, so that a mistake in the config is reported before torch is loaded.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class EngineChoice(ABC):
-    """Makes an engine out of the eager one, which holds the network."""
+    """Makes an engine from the eager one, which has the network."""
 
     name: str
 
     @abstractmethod
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:
-        """The engine. Raises `UserError` where it cannot train the network."""
+        """Make the engine. Raises `UserError` if it cannot train the network."""
 
 
 @dataclass(kw_only=True)
 class Eager(EngineChoice):
-    """One client after another by autograd: the reference for the others, and the fastest on a CPU."""
+    """Trains one client after another with autograd. The reference for other engines, and the fastest on a CPU."""
 
     kernels: str = "auto"
-    """auto: on a CPU with AVX2 and a C compiler, layers that fedspa has code for (LeNet5's convolutions) are computed
-    by that, in half the time; it sums in another order. torch: by torch's operations alone."""
+    """auto: on a CPU with AVX2 and a C compiler, fedspa's C code computes some layers (LeNet5's convolutions) in half
+    the time; it sums in another order. torch: only torch's operations are used."""
 
     def __post_init__(self) -> None:
         check_choice("engine.kernels", self.kernels, ("auto", "torch"))
@@ -53,13 +53,18 @@ class Eager(EngineChoice):
 
 @dataclass(kw_only=True)
 class Compiled(EngineChoice):
-    """One local step compiled by torch.compile, which takes a minute or so; on CUDA a captured graph of it."""
+    """Compiles one local step with torch.compile, which takes about a minute. On CUDA the step is a captured graph."""
 
+    lanes: int | None = None
+    """The number of clients trained side by side on a GPU; null: as many as its memory allows, at most 8. On a CPU the
+    lanes run one after the other (for tests)."""
     compiler: str | None = "inductor"
-    """Backend of torch.compile: inductor, or aot_eager, which needs no compiler and gains nothing (for tests); null
-    compiles nothing, so that on CUDA the graph is one of torch's own kernels."""
+    """The backend of torch.compile: inductor; or aot_eager, which needs no compiler and gains nothing (for tests). null
+    compiles nothing; on CUDA the graph then has torch's own kernels."""
 
     def __post_init__(self) -> None:
+        if self.lanes is not None:
+            check_range("engine.lanes", self.lanes, low=1)
         if self.compiler is not None:
             check_choice("engine.compiler", self.compiler, ("inductor", "aot_eager"))
 
@@ -67,12 +72,12 @@ class Compiled(EngineChoice):
         from fedspa.training.compiled import CompiledEngine
 
         with _explained(self.name, eager):
-            return CompiledEngine(eager, workload, self.compiler)
+            return CompiledEngine(eager, workload, self.compiler, self.lanes)
 
 
 @contextmanager
 def _explained(name: str, eager: EagerEngine) -> Iterator[None]:
-    """Turns what dynamo, inductor or a capture raise into a sentence; too little memory goes on as it is."""
+    """Turn errors of dynamo, inductor or a capture into one sentence. Too little memory is passed on unchanged."""
     if not eager.examples.in_memory:
         raise UserError(
             f"engine={name} needs all examples on the device, but this data set makes them when a client needs them: "
@@ -81,6 +86,11 @@ def _explained(name: str, eager: EagerEngine) -> Iterator[None]:
     if eager.settings.optimizer != "sgd":
         raise UserError(
             f"engine={name} takes SGD only, not training.optimizer={eager.settings.optimizer}: use engine=eager."
+        )
+    if eager.module.own_step:
+        raise UserError(
+            f"engine={name} takes the steps of fedspa's own training, not those of {eager.module.own_step}: use "
+            "engine=eager."
         )
     try:
         yield
@@ -94,24 +104,28 @@ def _explained(name: str, eager: EagerEngine) -> Iterator[None]:
 
 @dataclass(kw_only=True)
 class Auto(Eager):
-    """On CUDA, where the run is long enough, compiled; else eager.
+    """Chooses the compiled engine on CUDA if the run is long enough, else the eager one.
 
-    It is decided by the run's settings alone, so that reruns agree.
+    Only the run's settings decide, so that reruns agree.
     """
 
+    lanes: int | None = None
+    """The lanes of the compiled engine."""
     least_steps: int = 20_000
-    """Steps of local training from which on compiling pays: it takes about a minute, and saves 1.5 (LeNet5) to 13
-    (ResNet18) milliseconds of each step of 128 images on an H200."""
+    """The number of local training steps from which compiling pays. It takes about a minute, and saves 1.5 (LeNet5) to
+    13 (ResNet18) milliseconds of each step of 128 images on an H200."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.lanes is not None:
+            check_range("engine.lanes", self.lanes, low=1)
         check_range("engine.least_steps", self.least_steps, low=0)
 
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:
         if eager.device.type != "cuda" or workload.steps < self.least_steps or not eager.examples.in_memory:
             return super().build(eager, workload)
         try:
-            return Compiled(name="compiled").build(eager, workload)
+            return Compiled(name="compiled", lanes=self.lanes).build(eager, workload)
         except UserError as error:
             reason = brief(error.__cause__ or error)
         except RuntimeError as error:

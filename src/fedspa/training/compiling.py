@@ -1,4 +1,4 @@
-"""Compiling for one engine, whatever the process has compiled before."""
+"""Compiles for one engine, independent of earlier compilations in the process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 @contextmanager
 def compiling_afresh() -> Iterator[None]:
-    """Drop the variants that earlier engines compiled, and allow this one no more than torch keeps.
+    """Drop the variants that earlier engines compiled, and limit this engine to the number that torch keeps.
 
-    torch keeps a few variants of a function in a process, and runs every further one uncompiled. Raises RuntimeError
-    where this engine alone needs more.
+    torch keeps a few variants of a function in a process, and runs every further one uncompiled. Raises `RuntimeError`
+    if this engine alone needs more.
     """
     from torch._dynamo import config
     from torch._dynamo.exc import FailOnRecompileLimitHit

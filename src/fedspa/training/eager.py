@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from fedspa.core.client import Trained
+from fedspa.core.client import Mixture, Trained
 from fedspa.core.randomness import seed_layers
 from fedspa.core.settings import TrainingSettings
 from fedspa.core.weights import ParameterSpace, whole
@@ -18,39 +20,51 @@ from fedspa.kernels.conv_pool import ConvPoolKernel
 from fedspa.models.conv_pool import ConvPool
 from fedspa.training.base import LocalTask
 from fedspa.training.local_training import LocalTraining
-from fedspa.training.objective import objective_for
+from fedspa.training.objective import Objective, objective_for
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class EagerEngine:
-    """Autograd, the module's own hooks and its optimizer on one network."""
+    """Trains one network with autograd, the module's hooks and its optimizer."""
 
     name = "eager"
     forks = True
+    lanes = 0
     compile_seconds = 0.0
 
     def __init__(
-        self, fabric: Fabric, network: nn.Module, settings: TrainingSettings, train: Examples
+        self,
+        fabric: Fabric,
+        network: nn.Module,
+        settings: TrainingSettings,
+        train: Examples,
+        module: Callable[[nn.Module, TrainingSettings, Objective], LocalTraining] = LocalTraining,
     ) -> None:
         """
         Args:
-            fabric: gives device and precision; the network is not wrapped by it, since clients must never
-                average gradients with each other.
-            network: the model; moved to the device here and used for every client.
+            fabric: sets device and precision. It does not wrap the network, because clients must never average
+                gradients with each other.
+            network: the model. It is moved to the device here, and serves every client.
             settings: batch size, optimizer and clipping.
-            train: the training examples on the device; their targets decide what the network is trained for.
+            train: the training examples on the device. Their targets decide the objective of the training.
+            module: makes the module that trains the network.
         """
         self.fabric = fabric
         self.settings = settings
         self.space = ParameterSpace.of(network)
-        self.module = LocalTraining(network.to(fabric.device), settings, objective_for(train))
+        self.module = module(network.to(fabric.device), settings, objective_for(train))
         self.examples = train
         self.instead_of: dict[str, str] = {}
 
+    def in_lanes(self, works: Sequence[Callable[[], T]]) -> list[T]:
+        """The results of functions, one after another."""
+        return [work() for work in works]
+
     @property
     def device(self) -> torch.device:
-        """Where the network lies."""
+        """The device of the network."""
         return self.fabric.device
 
     @property
@@ -59,7 +73,7 @@ class EagerEngine:
         return self.module.vector.clone()
 
     def use_kernels(self) -> None:
-        """Have the layers for which there is code of our own computed by it, if the machine can build that."""
+        """Use fedspa's C code for layers that it supports, if the machine can build it."""
         layers = [layer for layer in self.module.network.modules() if isinstance(layer, ConvPool)]
         if not layers:
             return
@@ -82,16 +96,17 @@ class EagerEngine:
         seed_layers(generator, self.device)
         optimizer = module.configure_optimizers()
         loss_sum = torch.zeros((), device=self.device, dtype=torch.float64)
-        samples = 0
+        samples = steps = 0
         for _ in range(task.epochs):
             for batch in self.examples.epoch(task.rows, settings.batch_size, generator, settings.drop_last):
                 loss_sum += self._step(batch, optimizer) * len(batch.targets)
                 samples += len(batch.targets)
-        return Trained(self.weights, loss_sum / samples, samples)
+                steps += 1
+        return Trained(self.weights, loss_sum / samples, samples, steps, module.others)
 
     def gradient(self, weights: torch.Tensor, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """The dense, unclipped gradient [total] of the mean loss of one mini-batch of `rows` (int64 [n])."""
-        self.module.load(weights)
+        self.module.look_at(weights)
         self.module.train()
         seed_layers(generator, self.device)
         batch = next(self.examples.epoch(rows, self.settings.batch_size, generator))
@@ -104,7 +119,7 @@ class EagerEngine:
 
     def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Dense gradient [total] of the mean loss over all `rows` (int64 [n]), without augmentation."""
-        self.module.load(weights)
+        self.module.look_at(weights)
         self.module.eval()
         total = torch.zeros_like(weights)
         for batch in self.examples.in_order(rows, self.settings.batch_size):
@@ -113,18 +128,28 @@ class EagerEngine:
 
     @torch.no_grad()
     def predict(
-        self, weights: torch.Tensor, examples: Examples, rows: torch.Tensor, batch_size: int
+        self, weights: torch.Tensor | Mixture, examples: Examples, rows: torch.Tensor, batch_size: int
     ) -> torch.Tensor:
         """The prediction for each example, [n] or [n, K], on the device; see `Engine.predict`."""
+        if isinstance(weights, Mixture):
+            outputs = torch.lerp(
+                self._outputs(weights.shared, examples, rows, batch_size),
+                self._outputs(weights.personal, examples, rows, batch_size),
+                weights.alpha,
+            )
+        else:
+            outputs = self._outputs(weights, examples, rows, batch_size)
+        return self.module.objective.predictions(outputs)
+
+    def _outputs(
+        self, weights: torch.Tensor, examples: Examples, rows: torch.Tensor, batch_size: int
+    ) -> torch.Tensor:
+        """The network's outputs for each example, with weights [total]."""
         module = self.module
         module.load(weights)
         module.eval()
         with self.fabric.autocast():
-            predicted = [
-                module.objective.predictions(module.network(batch.inputs))
-                for batch in examples.in_order(rows, batch_size)
-            ]
-        return torch.cat(predicted)
+            return torch.cat([module.network(batch.inputs) for batch in examples.in_order(rows, batch_size)])
 
     def _backward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss of a batch and the flat gradient [trained], which the next call overwrites."""
@@ -137,8 +162,6 @@ class EagerEngine:
         return loss.detach(), gradient
 
     def _step(self, batch: Batch, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        loss, _ = self._backward(batch)
-        self.module.on_before_optimizer_step(optimizer)
-        optimizer.step()
-        self.module.on_train_batch_end(loss, batch)
+        loss = self.module.step_on(batch, optimizer, lambda batch: self._backward(batch)[0])
+        self.module.put_back()
         return loss

@@ -22,7 +22,7 @@ GradientAndLoss: TypeAlias = Callable[
 
 
 class _Loss(nn.Module):
-    """A module whose forward pass is the training step, which is what `functional_call` can call."""
+    """A module whose forward pass is the training step, because `functional_call` calls only a forward pass."""
 
     def __init__(self, module: LocalTraining) -> None:
         super().__init__()
@@ -33,10 +33,10 @@ class _Loss(nn.Module):
 
 
 def gradient_and_loss(module: LocalTraining, space: ParameterSpace) -> GradientAndLoss:
-    """(weights [total], inputs [B, ...], targets [B, ...]) -> gradient [trained] and loss of the training step,
-    and the running statistics [total - trained] after it.
+    """The function (weights [total], inputs [B, ...], targets [B, ...]) -> gradient [trained] and loss of the training
+    step, and the running statistics [total - trained] after it.
 
-    A pure function: neither the network's tensors nor their gradients are looked at or changed.
+    It is a pure function: it neither reads nor changes the network's tensors and gradients.
     """
     loss = _Loss(module)
 
@@ -63,7 +63,7 @@ def gradient_and_loss(module: LocalTraining, space: ParameterSpace) -> GradientA
 def outputs(
     module: LocalTraining, space: ParameterSpace
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """(weights [total], inputs [B, ...]) -> what the network makes of them. A pure function."""
+    """The pure function (weights [total], inputs [B, ...]) -> the network's outputs."""
 
     def of_weights(weights: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         return functional_call(module.network, dict(space.items(weights)), (inputs,))
@@ -78,9 +78,9 @@ def sgd_step(
     rate: float | torch.Tensor,
     settings: TrainingSettings,
 ) -> None:
-    """torch.optim.SGD's step on weights of any shape, which it changes in place, as it does the other two.
+    """Take the step of torch.optim.SGD on weights of any shape. It changes weights, gradient and velocity in place.
 
-    `velocity` starts at zero, and is None where the momentum is 0.
+    `velocity` starts at zero; it is None if the momentum is 0.
     """
     gradient.add_(weights, alpha=settings.weight_decay)
     if velocity is not None:

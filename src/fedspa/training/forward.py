@@ -1,39 +1,42 @@
-"""Predictions on tensors that stay where they are: compiled, captured and played back for tests."""
+"""Predictions on tensors that stay in place: the forward pass is compiled, captured and replayed."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 from fedspa.data.examples import Examples
 from fedspa.training.capture import Captures
 from fedspa.training.eager import EagerEngine
-from fedspa.training.flat import outputs
 
 
 class Forward:
-    """Shows examples to a model.
+    """Predicts examples with a model.
 
-    A batch always has the same shape. Examples left over from an earlier batch fill it up: no example looks at another.
+    A batch always has the same shape. Examples left from an earlier batch fill it up, which does not change the others.
     """
 
-    def __init__(self, eager: EagerEngine, batch_size: int, compiler: str | None, captures: Captures) -> None:
+    def __init__(
+        self,
+        eager: EagerEngine,
+        outputs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        batch_size: int,
+        captures: Captures,
+    ) -> None:
         """
         Args:
-            eager: holds the network.
-            batch_size: examples of every batch.
-            compiler: a backend of torch.compile; None runs the same functions uncompiled.
+            eager: has the network.
+            outputs: (weights [total], inputs [B, ...]) -> the network's outputs; compiled or not.
+            batch_size: the number of examples in every batch.
             captures: records the forward pass.
         """
-        self._eager, train = eager, eager.examples
+        self._eager, self._outputs, train = eager, outputs, eager.examples
         self._weights = eager.weights
         self._inputs = train.empty_inputs(batch_size)
         self._predicted = train.targets.new_zeros(batch_size, *train.targets.shape[1:])
-        forward = outputs(eager.module, eager.space)
-        self._outputs = (
-            forward if compiler is None else torch.compile(forward, backend=compiler, dynamic=False)
-        )
         eager.module.eval()
-        self._show = captures(self._run)
+        self._replay = captures(self._run)
 
     def predict(
         self, weights: torch.Tensor, examples: Examples, rows: torch.Tensor, batch_size: int
@@ -45,7 +48,7 @@ class Forward:
         for batch in examples.in_order(rows, batch_size):
             for inputs in batch.inputs.split(len(self._inputs)):
                 self._inputs[: len(inputs)].copy_(inputs)
-                self._show()
+                self._replay()
                 predicted.append(self._predicted[: len(inputs)].clone())
         return torch.cat(predicted)
 

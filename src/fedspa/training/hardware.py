@@ -1,8 +1,9 @@
-"""What a run computes on: the hardware group of the config, and the Lightning Fabric it makes."""
+"""The hardware of a run: the config's group `hardware`, and the Lightning Fabric for it."""
 
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,33 +21,33 @@ NO_MPS = "Apple's GPUs (MPS) cannot compute in float64, which a run needs; use h
 
 @dataclass(kw_only=True)
 class Hardware:
-    """What one process computes on; under torchrun or SLURM each of the run's processes has one device.
+    """The hardware of one process. Under torchrun or SLURM each of the run's processes has one device.
 
-    Raises `UserError` for a value that cannot be.
+    Raises `UserError` for an impossible value.
     """
 
     name: str
     accelerator: str = "auto"
-    """gpu is a GPU by CUDA; auto takes one where there is one, else the CPU. Apple's GPUs (MPS) have no float64, in
-    which losses are summed."""
+    """gpu is a GPU with CUDA; auto uses a GPU if there is one, else the CPU. Apple's GPUs (MPS) cannot be used: they
+    have no float64, in which losses are summed."""
     precision: str = "32-true"
     """32-true, 64-true (for sharp comparisons), tf32 (float32 whose products CUDA rounds to 10 bits of mantissa;
     elsewhere the same as 32-true), or bf16-mixed."""
     deterministic: bool = True
-    """false lets cuDNN race its algorithms for the fastest: reruns on a GPU then differ in rounding."""
+    """false lets cuDNN choose its fastest algorithms by trial. Reruns on a GPU then differ in rounding."""
     threads: int | None = 1
-    """Threads inside one operation on the CPU; null leaves it to torch. One gives the same bytes on every machine
-    of a kind, and several fare badly where another process is busy."""
+    """The number of threads inside one operation on the CPU; null leaves it to torch. One thread gives the same bytes
+    on every machine of a kind. Several threads are slow if another process is busy."""
 
     state_memory_gb: float = 4.0
-    """What the visited clients' masks and personal weights may take of the memory; those that come later lie in a
+    """The memory for masks and personal weights of trained clients. Later ones are stored in a
     file in the folder for temporary files (TMPDIR)."""
 
     cores: int | None = None
-    """CPU cores for this run; null: all that the process may use. A sweep that runs several jobs side by side on one
-    machine shares them out by this."""
+    """The number of CPU cores for this run; null: all that the process may use. A sweep with several jobs on one
+    machine divides the cores by this setting."""
     workers: int | None = None
-    """Processes among which a round's clients are shared out on the CPU; null: one for each of the cores."""
+    """The number of processes that share a round's clients on the CPU; null: one for each core."""
 
     def __post_init__(self) -> None:
         if self.accelerator == "mps":
@@ -73,9 +74,9 @@ class Hardware:
         return "32-true" if self.precision == "tf32" else self.precision
 
     def fabric(self, launch: Launch = ALONE) -> Fabric:
-        """Lightning Fabric on this hardware; of a launch with several ranks, which have `joined` before.
+        """Lightning Fabric on this hardware. A launch with several ranks must have `joined` before.
 
-        Raises `UserError` if it needs a GPU and there is none, or fewer than ranks.
+        Raises `UserError` if a GPU is required and there is none, or if there are fewer GPUs than ranks.
         """
         import torch
         from lightning.fabric import Fabric
@@ -88,23 +89,25 @@ class Hardware:
             raise UserError("hardware.accelerator=gpu, but torch sees no GPU here: use hardware=auto or cpu.")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        # 32-true means it: left alone, cuDNN rounds the operands of convolutions to TF32.
+        # cuDNN would round the operands of convolutions to TF32 by default.
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
         torch.backends.cudnn.deterministic = self.deterministic
         torch.backends.cudnn.benchmark = not self.deterministic
+        if on_gpu and self.deterministic:  # needed for repeatable cuBLAS in several streams
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         if launch.size > 1:
             return self._of_several(launch, on_gpu)
-        # Named, since Fabric would take whatever has reserved several tasks for their launcher.
-        alone = LightningEnvironment()
+        # Named explicitly, because Fabric would choose a launcher by itself when several tasks are reserved.
+        single = LightningEnvironment()
         return Fabric(
             accelerator="cuda" if on_gpu else "cpu",
             devices=1,
             precision=self._fabric_precision,
-            plugins=[alone],
+            plugins=[single],
         )
 
     def _of_several(self, launch: Launch, on_gpu: bool) -> Fabric:
-        """Fabric as one rank of several. Its strategy finds the group made, and never wraps a network."""
+        """Fabric for one rank of several. Its strategy uses the existing process group, and never wraps a network."""
         import torch
         from lightning.fabric import Fabric
         from lightning.fabric.strategies import DDPStrategy
@@ -121,17 +124,17 @@ class Hardware:
             ),
             plugins=[environment_of(launch)],
         )
-        logging.disable(logging.INFO)  # else a page of lines from every rank
+        logging.disable(logging.INFO)  # every rank would print a page of lines
         fabric.launch()
         logging.disable(logging.NOTSET)
         return fabric
 
 
 def gpus_of_ranks(launch: Launch) -> list[int]:
-    """The GPU of each rank on this machine, by the number that it has in this process.
+    """The GPU of each rank on this machine, by its number in this process.
 
-    SLURM may show each task the one GPU that is bound to it (--gpus-per-task=1): that is number 0 in every task.
-    Raises `UserError` where there are fewer GPUs than ranks.
+    SLURM may show each task only the one GPU that is bound to it (--gpus-per-task=1). It is number 0 in every task.
+    Raises `UserError` if there are fewer GPUs than ranks.
     """
     import torch
 

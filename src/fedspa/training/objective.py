@@ -1,4 +1,4 @@
-"""What a network is trained for, by the targets of its data: cross-entropy over classes, squared error of numbers."""
+"""The objective of the training, by the targets of the data: cross-entropy for classes, squared error for numbers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fedspa.data.examples import Examples
 
 
 class Objective(ABC):
-    """A loss, and the predictions that a network's outputs mean."""
+    """A loss, and the predictions from a network's outputs."""
 
     @abstractmethod
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean over a batch, with a graph; what only fills the batch up is left out (see `Examples.filled_up`)."""
+        """The mean loss over a batch, with a graph. Filler rows do not count (see `Examples.filled_up`)."""
 
     @abstractmethod
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Of each example, with shape and dtype of the targets."""
+        """The prediction for each example, with shape and dtype of the targets."""
 
 
 class Classification(Objective):
-    """Cross-entropy of logits [B, classes] and the most likely class, int64 [B]."""
+    """Cross-entropy of logits [B, classes]. The prediction is the most likely class, int64 [B]."""
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(outputs, targets)
@@ -34,7 +34,7 @@ class Classification(Objective):
 
 
 class Regression(Objective):
-    """Mean squared error over the examples and the K outputs of each, float [B, K]; [B] where K is 1."""
+    """Mean squared error over the examples and their K outputs, float [B, K]; [B] if K is 1."""
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         known = ~targets.isnan()
@@ -46,7 +46,7 @@ class Regression(Objective):
 
 
 def _like(outputs: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The outputs in the shape of the targets. Other shapes would be broadcast, and train something else."""
+    """The outputs in the shape of the targets. Torch would broadcast other shapes to a wrong loss."""
     if outputs.numel() != shape.numel():
         raise UserError(
             f"The model makes {tuple(outputs.shape)} of a batch whose targets are {tuple(shape)}: it must make one "
@@ -56,5 +56,5 @@ def _like(outputs: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def objective_for(examples: Examples) -> Objective:
-    """The objective that fits the targets."""
+    """The objective for the kind of targets."""
     return Regression() if examples.of_numbers else Classification()

@@ -15,9 +15,9 @@ from fedspa.core.settings import TrainingSettings
 def make_optimizer(
     settings: TrainingSettings, weights: torch.nn.Parameter, lr: float
 ) -> torch.optim.Optimizer:
-    """A fresh optimizer over the flat weights [trained]; SGD is fused: it passes over them once a step.
+    """A fresh optimizer over the flat weights [trained]. SGD is fused: it passes over them once a step.
 
-    Raises `UserError` for a class that torch.optim does not have, and for settings that the class does not take.
+    Raises `UserError` for an unknown class of torch.optim, and for settings that the class does not accept.
     """
     if settings.optimizer == "sgd":
         return torch.optim.SGD(

@@ -1,4 +1,4 @@
-"""The facts of a run by which an engine is chosen and sized."""
+"""The facts of a run that decide the choice and size of an engine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Workload:
-    """What an engine may be chosen by."""
+    """The facts of a run for the choice of an engine."""
 
     largest: int
-    """Training rows of the largest client."""
+    """The number of training rows of the largest client."""
     steps: int
-    """Steps of local training in the whole run, about."""
+    """The approximate number of local training steps in the whole run."""
+    participants: int = 8
+    """The number of clients trained in a round."""
     gradients: bool = False
-    """Whether clients will ask for gradients of a batch."""
+    """True if clients will need gradients of a batch."""
     test_batch: int = 128
-    """Examples that a model is shown at a time when it is tested."""
+    """The number of examples in one batch of a test."""

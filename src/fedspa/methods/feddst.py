@@ -1,0 +1,89 @@
+"""FedDST (Bibikar et al., 2022): one sparse model for all; the clients readjust its mask every few rounds.
+
+In such a round each client drops and grows weights before its last epoch, and trains that epoch under its new mask.
+The server averages each weight over the clients whose mask has it, and keeps the largest of each tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from fedspa.core.client import Client, ClientUpdate, Initial, Proximal
+from fedspa.core.client_state import MASK, ClientState
+from fedspa.core.errors import UserError, check_range
+from fedspa.core.packed_mask import PackedMask
+from fedspa.core.server import Aggregate, ServerState
+from fedspa.core.settings import TrainingSettings
+from fedspa.masks.base import MaskSearcher
+from fedspa.masks.select import largest
+from fedspa.methods.base import MaskedMethod
+
+
+@dataclass(kw_only=True)
+class FedDST(MaskedMethod):
+    """FedDST with any searcher that starts from one random mask for all clients. Grown weights start from 0."""
+
+    weighting: str = "samples"
+    normaliser: ClassVar[str] = "holders"  # type: ignore[misc]  # part of the method: not a setting
+    every: int = 15
+    """R: the number of rounds from one readjustment to the next; the first is in round 1."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("global", "local")
+    shares_mask: ClassVar[bool] = True
+    moves_weights: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("method.every", self.every, low=1)
+
+    def check_training(self, training: TrainingSettings) -> None:
+        if training.epochs < 2:
+            raise UserError(
+                f"training.epochs={training.epochs} leaves method={self.name} no epoch after its readjustment: it must "
+                "be at least 2."
+            )
+
+    def check_mask(self, searcher: MaskSearcher) -> None:
+        if searcher.searches_first or not searcher.is_fixed or searcher.initial != "same":
+            raise UserError(
+                f"method={self.name} starts from one random mask for all clients: use mask=dst and mask.initial=same."
+            )
+
+    def searching(self, round: int) -> bool:
+        return round % self.every == 0 and self.searcher.searching(round)
+
+    def client_init(self, client: int, initial: Initial) -> ClientState:
+        return ClientState(mask=initial.mask(client))
+
+    def server_init(self, initial: Initial) -> ServerState:
+        mask = initial.mask(0)
+        return ServerState(mask.unpack(like=initial.weights) * initial.weights, tensors={MASK: mask.bits})
+
+    def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
+        start, mask, state, batches = client.weights, client.mask, None, client.generator("batches")
+        proximal = Proximal(start, client.training.proximal) if client.training.proximal else None
+        if self.searching(client.round):
+            epochs = client.training.epochs - 1
+            first = client.train(start, epochs=epochs, mask=mask, proximal=proximal, batches=batches)
+            state = self.searcher.next_state(client, start, first)
+            assert state.mask is not None
+            mask = state.mask.unpack(like=start)
+            trained = client.train(
+                mask * first.weights, epochs=1, mask=mask, proximal=proximal, batches=batches
+            )
+        else:
+            trained = client.train(start, mask=mask, batches=batches)
+        update = mask * (start - trained.weights)
+        return ClientUpdate(update=update, mask=mask, state=state, local=trained.weights)
+
+    def server_update(self, server: ServerState, aggregate: Aggregate) -> ServerState:
+        held, update = aggregate.held, aggregate.update
+        assert held is not None and update is not None
+        weights = torch.where(held, server.weights - update, 0)
+        scores = aggregate.space.split(weights.abs().masked_fill(~held, -1))
+        pieces = [largest(piece, count) for piece, count in zip(scores, aggregate.target_counts, strict=True)]
+        mask = torch.cat(pieces).to(weights)
+        return replace(server, weights=mask * weights, tensors={MASK: PackedMask.pack(mask).bits.cpu()})

@@ -1,0 +1,97 @@
+"""pFedMe (Dinh et al., 2020): the clients' personal models are the proximal points of the weights that they send.
+
+On each batch theta takes `steps` steps theta <- theta - lr (g + strength (theta - w_k)), then
+w_k <- w_k - outer_lr strength (w_k - theta) (paper, Algorithm 1). The personal model is theta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from fedspa.core.client import Client, ClientUpdate, Initial
+from fedspa.core.client_state import ClientState
+from fedspa.core.errors import check_range
+from fedspa.core.server import ServerState
+from fedspa.core.settings import TrainingSettings
+from fedspa.data.examples import Batch
+from fedspa.methods.fedavg import FedAvg
+from fedspa.training.local_training import LocalTraining
+from fedspa.training.objective import Objective
+
+
+class MoreauTraining(LocalTraining):
+    """Trains theta as the network; w_k is the further tensor "outer" [total]."""
+
+    def __init__(
+        self, network: nn.Module, settings: TrainingSettings, objective: Objective, method: PFedMe
+    ) -> None:
+        super().__init__(network, settings, objective)
+        self.method = method
+
+    @torch.no_grad()
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        super().on_before_optimizer_step(optimizer)
+        if not self.others:  # fine-tuning: plain steps
+            return
+        assert self.weights.grad is not None
+        outer = self.others["outer"][: len(self.weights)]
+        self.weights.grad.add_(self.weights - outer, alpha=self.method.strength)
+
+    def step_on(
+        self, batch: Batch, optimizer: torch.optim.Optimizer, backward: Callable[[Batch], torch.Tensor]
+    ) -> torch.Tensor:
+        if not self.others:
+            return super().step_on(batch, optimizer, backward)
+        for _ in range(self.method.steps):
+            loss = super().step_on(batch, optimizer, backward)
+        outer = self.others["outer"]
+        outer.sub_(outer - self.vector, alpha=self.method.outer_lr * self.method.strength)
+        return loss
+
+
+@dataclass(kw_only=True)
+class PFedMe(FedAvg):
+    """pFedMe. The paper's beta is the lr of the server optimizer. theta starts at w_t in each update."""
+
+    weighting: str = "uniform"
+    steps: int = 5
+    """K: the steps of theta on each batch. Each costs as much as one step of FedAvg."""
+    strength: float = 15.0
+    """lambda, the strength of the pull of theta towards w_k."""
+    outer_lr: float = 0.005
+    """eta, the learning rate of w_k. The one of theta is training.lr."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
+    personal_is_own: ClassVar[bool] = True
+    own_proximal: ClassVar[str] = "method.strength"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("method.steps", self.steps, low=1)
+        check_range("method.strength", self.strength, low=0, low_open=True)
+        check_range("method.outer_lr", self.outer_lr, low=0, low_open=True)
+
+    def training_module(
+        self, network: nn.Module, settings: TrainingSettings, objective: Objective
+    ) -> MoreauTraining:
+        return MoreauTraining(network, settings, objective, self)
+
+    def client_init(self, client: int, initial: Initial) -> ClientState:
+        return ClientState(weights=initial.weights)
+
+    def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
+        passes = 3 * (self.steps - 1)
+        theta = client.train(client.weights, others={"outer": client.weights}, further_passes=passes)
+        outer = theta.others["outer"]
+        return ClientUpdate(
+            update=client.weights - outer, state=ClientState(weights=theta.weights), local=outer
+        )
+
+    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
+        """theta after the client's last update."""
+        return state.tensor("weights")

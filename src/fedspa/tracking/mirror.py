@@ -1,0 +1,220 @@
+"""A run in MLflow: a mirror of the run's folder, which is the truth.
+
+The run writes into its folder what it is (`mlflow.json`), its tables and its results. `Mirror.sync` sends what the
+store lacks: in a thread during the run and at its end, and by hand (`python src/sync.py <folder>`). It may be called at
+any moment and any number of times. It notes in the folder the last round that the store has confirmed, and asks the
+store before it sends anything again. No failure of the store touches a run that has begun.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedspa.core.errors import UserError
+from fedspa.core.files import write_whole
+from fedspa.core.names import final_metrics
+from fedspa.tracking.page import NOTE, described, flat_params
+from fedspa.tracking.run_folder import RoundReader, read_config
+from fedspa.tracking.store import (
+    default_uri,
+    is_missing,
+    open_store,
+    root_cause,
+    run_page,
+    store_uri,
+)
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+ABOUT, CONFIRMED = "mlflow.json", ".mlflow_confirmed.json"
+"""Files of the run's folder: what the run is and how it ended; how far the store has it."""
+START, ENDED_BECAUSE = "start", "ended_because"
+"""Tags: by the first a run is found that was created and not noted; the second says why a run ended early."""
+POINTS_A_CALL, PARAMS_A_CALL = 1000, 100
+"""MLflow's own limits on one batch."""
+SMALL_FILES = ("*.yaml", "*.csv", "*.json", "*.png")
+
+
+class Mirror:
+    """Brings one run's folder to its tracking store."""
+
+    def __init__(self, folder: Path, uri: str = "") -> None:
+        """`uri`: the store; "" for the one that the folder names."""
+        self._uri, self._folder, self._rounds = uri, folder, RoundReader(folder)
+        self._waiting: list[tuple[int, float, dict[str, float]]] = []
+        self._client: MlflowClient | None = None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the run is, by the run itself. Raises `UserError` where the folder does not say it."""
+        try:
+            found: dict[str, Any] = json.loads((self._folder / ABOUT).read_text())
+            return {"store": found["store"] or "", "start": found["start"], **found}
+        except FileNotFoundError:
+            if not self._folder.is_dir():
+                raise UserError(f"{self._folder} is no folder.") from None
+            raise UserError(f"{self._folder} has no {ABOUT}: its run was not tracked by MLflow.") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self._folder / ABOUT} is damaged: {error}.") from error
+
+    @property
+    def uri(self) -> str:
+        """The store of the run; where its file is gone, the one that is used now."""
+        if self._uri:
+            return self._uri
+        uri = self.about["store"] or default_uri()
+        return store_uri() if is_missing(uri) else uri
+
+    @property
+    def confirmed(self) -> dict[str, Any]:
+        """The run's id in the store, its last confirmed round, and the end that the store has; empty at first."""
+        try:
+            found: dict[str, Any] = json.loads((self._folder / CONFIRMED).read_text())
+            return found
+        except (OSError, ValueError):
+            return {}
+
+    @property
+    def page(self) -> str:
+        """The run's page, as the end of an address."""
+        return run_page(self._experiment, self.confirmed["run_id"])
+
+    def sync(self) -> None:
+        """Send all that the store lacks. Raises `UserError`, and the errors of MLflow, its databases and the disk."""
+        from filelock import FileLock
+
+        with FileLock(self._folder / ".mlflow.lock"):
+            about = self.about
+            if self._client is None:
+                if self.confirmed and is_missing(self.uri):
+                    raise UserError(
+                        f"There is no tracking store at {self.uri} to go on in: name the one that has the run by "
+                        "MLFLOW_TRACKING_URI=... or loggers.mlflow.tracking_uri=..., or go on with logger=csv."
+                    )
+                self._client, self._experiment = open_store(self.uri, about["experiment"])
+            if about["status"] != "RUNNING" and self.confirmed.get("end") == about["end"]:
+                return
+            run = self._run(self._client, about)
+            reached = {metric.key: metric.step for metric in run.data.to_proto().metrics}
+            start = run.info.start_time or 0
+            self._send_rounds(self._client, run.info.run_id, start, reached)
+            if about["status"] != "RUNNING":
+                self._end(self._client, run.info.run_id, about, reached)
+                self._confirm(end=about["end"])
+
+    def _run(self, client: MlflowClient, about: dict[str, Any]) -> Run:
+        """The run in the store, found or created, open while it goes on, with its data set and params."""
+        run_id = self.confirmed.get("run_id")
+        if run_id is None:
+            found = client.search_runs(
+                [self._experiment], f"tags.{START} = '{about['start']}'", max_results=1
+            )
+            run = found[0] if found else client.create_run(
+                self._experiment, run_name=about["name"], tags={**about["tags"], START: about["start"]}
+            )  # fmt: skip
+            self._confirm(run_id=run.info.run_id, round=0)
+        else:
+            run = client.get_run(run_id)
+        run_id = run.info.run_id
+        if run.info.lifecycle_stage != "active":
+            raise UserError(
+                f"The run {run_id} in MLflow has been deleted: restore it there, or resume with logger=csv."
+            )
+        if about["status"] == "RUNNING" and run.info.status != "RUNNING":  # it goes on
+            client.update_run(run_id, status="RUNNING")
+            if ENDED_BECAUSE in run.data.tags:
+                client.delete_tag(run_id, ENDED_BECAUSE)
+        self._describe(client, run, about)
+        return run
+
+    def _describe(self, client: MlflowClient, run: Run, about: dict[str, Any]) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Param
+
+        if not (run.inputs and run.inputs.dataset_inputs):
+            data = Dataset(about["dataset"], about["partition"][:36], "fedspa", about["source"])
+            client.log_inputs(
+                run.info.run_id, [DatasetInput(data, [InputTag("mlflow.data.context", "training")])]
+            )
+        params = flat_params(read_config(self._folder))
+        new = [Param(key, value) for key, value in params.items() if key not in run.data.params]
+        for first in range(0, len(new), PARAMS_A_CALL):
+            client.log_batch(run.info.run_id, params=new[first : first + PARAMS_A_CALL])
+
+    def _send_rounds(self, client: MlflowClient, run_id: str, start: int, reached: Mapping[str, int]) -> None:
+        """Send the rounds after the last confirmed one; of those without an answer only what the store lacks."""
+        from mlflow.entities import Metric
+
+        last = self.confirmed["round"]
+        self._waiting += [row for row in self._rounds.new() if row[0] > last]
+        while self._waiting:
+            points: list[Metric] = []
+            rounds = 0
+            for round, seconds, values in self._waiting:
+                if points and len(points) + len(values) > POINTS_A_CALL:
+                    break
+                rounds, last = rounds + 1, round
+                stamp = start + int(1000 * seconds)
+                points += [
+                    Metric(key, value, stamp, round)
+                    for key, value in _named(values).items()
+                    if round > reached.get(key, 0)
+                ]
+            if points:
+                client.log_batch(run_id, metrics=points)
+            self._confirm(round=last)
+            del self._waiting[:rounds]
+
+    def _end(
+        self, client: MlflowClient, run_id: str, about: dict[str, Any], reached: Mapping[str, int]
+    ) -> None:
+        """Send results, tags and files, and close the run.
+
+        What the store refuses keeps nothing else from it. Raises `OSError` then, at last.
+        """
+        from mlflow.entities import Metric
+
+        tags = {ENDED_BECAUSE: about["reason"]} if about["reason"] else {}
+        if about["status"] == "FINISHED":
+            summary = json.loads((self._folder / "summary.json").read_text())
+            tags |= described(about["tags"][NOTE], summary)
+            step = summary.get("rounds", self.confirmed["round"])
+            values = {
+                key: value for key, value in _named(final_metrics(summary)).items() if key not in reached
+            }
+            if values:
+                client.log_batch(
+                    run_id, metrics=[Metric(key, value, about["end"], step) for key, value in values.items()]
+                )
+        client.set_terminated(run_id, about["status"], about["end"])
+        files = [
+            file
+            for pattern in (*SMALL_FILES, *(["*.safetensors"] if about["weights"] else []))
+            for file in sorted(self._folder.glob(pattern))
+            if file.name not in (ABOUT, CONFIRMED)
+        ]
+        calls: list[tuple[str, Callable[..., object], tuple[str, ...]]] = [
+            *((f"the tag {key}", client.set_tag, (key, value)) for key, value in tags.items()),
+            *((file.name, client.log_artifact, (str(file),)) for file in files),
+        ]
+        refused = []
+        for what, call, args in calls:
+            try:
+                call(run_id, *args)
+            except Exception as error:  # stores of artifacts fail in ways of their own
+                refused.append(f"{what}: {root_cause(error)}")
+        if refused:
+            raise OSError(refused[0])
+
+    def _confirm(self, **news: Any) -> None:
+        write_whole(self._folder / CONFIRMED, json.dumps({**self.confirmed, **news}))
+
+
+def _named(values: Mapping[str, float]) -> dict[str, float]:
+    """Values by names that MLflow takes."""
+    return {re.sub(r"[^/\w.\- :]", "_", key): value for key, value in values.items()}

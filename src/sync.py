@@ -1,0 +1,40 @@
+"""Send to MLflow what its tracking store has not got of runs: all that lies in their folders.
+
+python src/sync.py <folder of a run, or of several> ...
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fedspa.core.errors import UserError
+from fedspa.runs.interruption import command
+
+
+@command
+def main(folders: list[str]) -> int:
+    """Bring the mirror of each run up to date; returns the exit code."""
+    if not folders or {"--help", "-h"} & set(folders):
+        print(__doc__)
+        return 0 if folders else 2
+
+    from fedspa.tracking.mirror import ABOUT, Mirror
+    from fedspa.tracking.store import store_needed
+
+    code = 0
+    for folder in map(Path, folders):
+        for run in sorted(file.parent for file in folder.rglob(ABOUT)) or [folder]:
+            try:
+                mirror = Mirror(run)
+                with store_needed(mirror.uri, "start or mend it, then sync again"):
+                    mirror.sync()
+                print(f"In MLflow: {run}")
+            except UserError as error:
+                print(f"Error: {error}", file=sys.stderr)
+                code = 2
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

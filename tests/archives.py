@@ -1,0 +1,24 @@
+"""Archives as bytes."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from typing import Any
+
+from fedspa.checkpoints.archive import read, write
+
+
+def pack(tree: Any) -> bytes:
+    """The bytes of a tree."""
+    file = io.BytesIO()
+    write(tree, file)
+    return file.getvalue()
+
+
+def unpack(data: bytes) -> Any:
+    """The tree in these bytes. Raises `ArchiveError`."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return read(file)
