@@ -13,7 +13,7 @@ from fedspa.core.errors import check_range
 from fedspa.core.packed_mask import PackedMask
 from fedspa.masks.base import Counts, MaskSearcher
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import largest, share_out
+from fedspa.masks.select import largest, share_out, whole
 
 if TYPE_CHECKING:
     from fedspa.core.client_state import Item
@@ -98,7 +98,7 @@ class Annealed(Scheduled):
         """The weights of each tensor that a search exchanges: floor(fraction x active), as RigL's code rounds."""
         fraction = self.drop_fraction(round)
         # The small slack keeps 0.29 x 100, which is 28.999999999999996 in binary, at 29.
-        return [math.floor(fraction * active + 1e-9) for active in counts]
+        return [whole(fraction * active) for active in counts]
 
     def describe(self, round: int) -> dict[str, float]:
         return {"prune_rate": self.drop_fraction(round)}

@@ -7,7 +7,6 @@ prunes in one jump. Nothing is regrown.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +16,7 @@ from fedspa.core.errors import check_choice, check_range
 from fedspa.masks.base import Counts
 from fedspa.masks.dynamic import Scheduled
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import without_smallest
+from fedspa.masks.select import whole, without_smallest
 
 
 @dataclass(kw_only=True)
@@ -49,8 +48,8 @@ class GMP(Scheduled):
         left = max(1 - (round + 1) / (self.end * self.anneal_rounds), 0.0) ** 3
         counts = []
         for size, target in zip(self.sizes, self.target, strict=True):
-            first = max(target, math.floor((1 - self.initial_sparsity) * size + 1e-9))
-            counts.append(target + math.floor((first - target) * left + 1e-9))
+            first = max(target, whole((1 - self.initial_sparsity) * size))
+            counts.append(target + whole((first - target) * left))
         return sum(counts) if self.scope == "global" and round >= 0 else counts
 
     def describe(self, round: int) -> dict[str, float]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedspa.masks.select import smallest
+from fedspa.masks.select import smallest, whole
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ def pruned(
     for shape, size, before, active, weight in zip(space.shapes, space.sizes, counts, *vectors, strict=True):
         if len(shape) > 1:
             # The small slack keeps 0.29 x 100, which is 28.999999999999996 in binary, at 29.
-            count = min(math.floor(rate * before + 1e-9), max(before - math.ceil(least * size - 1e-9), 0))
+            count = min(whole(rate * before), max(before - math.ceil(least * size - 1e-9), 0))
             dropped = smallest(weight.abs().masked_fill(active == 0, torch.inf), count)
             active = active.masked_fill(dropped, 0)
         pieces.append(active)

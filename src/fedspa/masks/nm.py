@@ -11,7 +11,6 @@ Tensors whose number of inputs M does not divide stay dense, biases and norms to
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -21,7 +20,7 @@ import torch
 from fedspa.core.errors import UserError, check_range
 from fedspa.masks.dynamic import Annealed
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import drop_and_grow, largest, smallest
+from fedspa.masks.select import drop_and_grow, largest, smallest, whole
 
 if TYPE_CHECKING:
     from fedspa.core.weights import ParameterSpace
@@ -87,7 +86,7 @@ class NM(Annealed):
             if self._is_grouped(shape):
                 groups, weights, gradient = (self._groups(vector, shape) for vector in (mask, *scores))
                 weakest = weights.masked_fill(groups == 0, torch.inf).amin(1)
-                chosen = smallest(weakest, math.floor(fraction * len(groups) + 1e-9))
+                chosen = smallest(weakest, whole(fraction * len(groups)))
                 exchanged = drop_and_grow(groups, weights, gradient, 1)
                 mask = _flat(torch.where(chosen[:, None], exchanged, groups), shape)
             pieces.append(mask)

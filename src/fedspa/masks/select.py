@@ -10,6 +10,11 @@ import numpy as np
 import torch
 
 
+def whole(value: float) -> int:
+    """The whole number at or below a value; a value that rounding left just below a whole number counts as it."""
+    return floor(value + 1e-9)
+
+
 def smallest(scores: torch.Tensor, k: int) -> torch.Tensor:
     """The k smallest scores, exactly k of them; among equal scores those of lowest index.
 

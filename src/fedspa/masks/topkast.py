@@ -11,7 +11,6 @@ same in A and in B; the published penalty divides it by D outside A.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,7 +20,7 @@ from fedspa.core.errors import check_range
 from fedspa.masks.base import Counts
 from fedspa.masks.dynamic import DynamicSearcher
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import largest
+from fedspa.masks.select import largest, whole
 
 
 @dataclass(kw_only=True)
@@ -42,7 +41,7 @@ class TopKAST(DynamicSearcher):
 
     def counts(self, round: int) -> Counts:
         pairs = zip(self.target, self.sizes, strict=True)
-        return [min(count + math.floor(self.explore * size + 1e-9), size) for count, size in pairs]
+        return [min(count + whole(self.explore * size), size) for count, size in pairs]
 
     def receives_dense(self, round: int) -> bool:
         return self.searching(round)
