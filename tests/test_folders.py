@@ -44,6 +44,12 @@ def test_long_names_are_cut_and_stay_apart(letter: str) -> None:
     assert max(len(first.encode()), len(second.encode())) <= LONGEST_NAME + 9
 
 
+def test_a_long_name_loses_whole_parts() -> None:
+    name = file_name(["method+seed", "federation.rounds=3", "training.lr=0.1"], 32)
+    assert name.startswith("method+seed,federation.rounds=3-") and len(name) == 31 + 9
+    assert name != file_name(["method+seed", "federation.rounds=3", "training.lr=0.2"], 32)
+
+
 def test_names_of_other_parts_are_others() -> None:
     texts = ["a:b", "a%3Ab", "a/b", "a%2Fb", "a b", "a b ", "a b%20", "a.", "a%2E"]
     assert len({file_name([text]) for text in texts}) == len(texts)

@@ -20,8 +20,8 @@ from fedspa.report.runs import folders_under, read_runs
 from fedspa.report.study import Study, make_study
 from fedspa.report.tables import all_tables
 from fedspa.runs.experiment import run
-from fedspa.studies.jobs import is_neutral
-from fedspa.studies.sweep import PlannedJob, _finished
+from fedspa.studies.jobs import Job, is_neutral
+from fedspa.studies.sweep import PlannedJob, finished
 from fedspa.training.hardware import Hardware
 
 
@@ -160,8 +160,8 @@ def test_two_seeds_are_one_row_though_the_second_was_started_with_resume(
     small = (*small, "federation.clients=4", "logger=none", "hardware.workers=1", "training.epochs=1")
     run(plan(*small), tmp_path / "a")
     for words, done in (["resume=auto"], True), (["save.local=true"], False), (["eval.targets=[1]"], False):
-        job = PlannedJob("a", (), tmp_path / "a", plan(*small, *words))
-        assert job.finished and (_finished([job]) == [job]) is done
+        job = PlannedJob(Job(("a",), ()), tmp_path / "a", plan(*small, *words))
+        assert job.finished and (finished([job]) == [job]) is done
     run(plan(*small, "seed=1", "resume=auto", "checkpoint.every=1", "name=again"), tmp_path / "b")
     study = study_of(tmp_path)
     [row], [setting] = study.rows, study.settings

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedspa.cli import main
 from fedspa.core.errors import UserError
+from fedspa.metrics.mse import MeanSquaredError
 from fedspa.studies import search
+from fedspa.studies.jobs import Study
+from fedspa.studies.launchers import JobFailed
 from fedspa.studies.search import Search, Space, validation_score
+from fedspa.studies.sweep import PlannedJob
 from fedspa.tracking.sweep_run import Parent
 
 LR = "training.lr=tag(log,interval(0.01,1))"
@@ -28,7 +33,7 @@ def space(*words: str, **params: str) -> Space:
 
 def test_a_space_is_what_varies():
     found = space(LR, "mask=dst,rsm", "training.epochs=range(1,6)", "seed=3", "hardware=cpu")
-    assert list(found.varied) == ["training.lr", "mask", "training.epochs"]
+    assert list(found.varied) == ["mask", "training.epochs", "training.lr"]
     assert found.fixed == ("seed=3", "hardware=cpu")
     assert found.name == "search,mask+training.epochs+training.lr,seed=3"
     other = space(LR, "hardware=cpu", "hardware.precision=64-true")  # other numbers: not the same search
@@ -121,22 +126,37 @@ def test_without_optuna_a_sentence_names_the_extra(monkeypatch):
 
 
 class Runs:
-    """Stands for the sweep: a run is best, at 80 %, where the learning rate is 0.1."""
+    """Stands for `Sweeps`: a run is best, at 80 %, where the learning rate is 0.1."""
 
-    def __init__(self, root: Path, stop_at: int | None = None) -> None:
-        self.root, self.stop_at = root, stop_at
+    def __init__(self, root: Path, stop_at: int | None = None, fail_at: int | None = None) -> None:
+        self.root, self.stop_at, self.fail_at = root, stop_at, fail_at
         self.names: list[str] = []
+        self.batches: list[int] = []
 
-    def __call__(self, study, parent) -> int:
-        for job in study.jobs:
+    def compose(self, words):
+        return words
+
+    def planned(self, study: Study) -> list[PlannedJob]:
+        self.batches.append(len(study.jobs))
+        return [PlannedJob(job, self.root / study.name / job.name, UserError()) for job in study.jobs]
+
+    def run_missing(self, jobs, done, parent, progress) -> dict[str, JobFailed]:
+        failures = {}
+        for job in jobs:
+            if (job.folder / "summary.json").exists():
+                continue
             self.names.append(job.name)
             if len(self.names) == self.stop_at:
                 raise KeyboardInterrupt
-            leave(
-                self.root / study.name / job.name,
-                80 - 10 * math.log10(float(job.name.split("=")[1]) / 0.1) ** 2,
-            )
-        return 0
+            if len(self.names) == self.fail_at:
+                parent.failed += 1
+                failures[job.name] = JobFailed(1, "killed")
+            else:
+                leave(job.folder, self.score(job.name))
+        return failures
+
+    def score(self, name: str) -> float:
+        return 80 - 10 * math.log10(float(name.split("=")[1]) / 0.1) ** 2
 
 
 def leave(folder: Path, score: float) -> None:
@@ -147,77 +167,54 @@ def leave(folder: Path, score: float) -> None:
     (folder / "summary.json").write_text("{}")
 
 
-def searched(root: Path, plan, runs: Runs, trials: int = 12, at_once: int = 1, seed: int = 0) -> int:
+@pytest.fixture
+def searched(plan, monkeypatch):
+    """`searched(runs, trials=2)`: the exit code of a search by these runs."""
     made = plan("logger=none", "dataset.val_fraction=0.2")
-    return Search(trials, at_once, seed, None).run(space(LR), root, lambda overrides: made, runs)
+    monkeypatch.setattr(search, "check", lambda words: made)
+
+    def searched(runs: Runs, *words: str, **options) -> int:
+        options = {"trials": 12, "at_once": 1, "seed": 0, "kind": None} | options
+        return Search(**options).run(space(*(words or [LR])), runs)
+
+    return searched
 
 
-def test_a_search_finds_the_best_and_prints_its_command(plan, tmp_path, capsys):
+def test_a_search_finds_the_best_and_prints_its_command(searched, tmp_path, capsys):
     runs = Runs(tmp_path)
-    assert searched(tmp_path, plan, runs) == 0
+    assert searched(runs) == 0
     assert len(runs.names) == len(set(runs.names)) == 12
     rates = [float(name.split("=")[1]) for name in runs.names]
     best = min(rates, key=lambda rate: abs(math.log10(rate / 0.1)))
     told = capsys.readouterr().out
     assert f"in trial {rates.index(best) + 1}:\n  python src/train.py training.lr={best}\n" in told
-    assert (
-        "Best of 12 trials: personal accuracy 7" in told or "Best of 12 trials: personal accuracy 80" in told
-    )
+    score = runs.score(f"training.lr={best}")
+    assert f"Best of 12 trials: personal accuracy {score:.2f} % on validation rows" in told
 
 
-def test_a_search_that_was_broken_off_goes_on_as_if_it_had_not_been(plan, tmp_path):
+def test_a_search_that_was_broken_off_goes_on_as_if_it_had_not_been(searched, tmp_path):
     whole, first, second = Runs(tmp_path / "a"), Runs(tmp_path / "b", stop_at=5), Runs(tmp_path / "b")
-    searched(tmp_path / "a", plan, whole)
+    searched(whole)
     with pytest.raises(KeyboardInterrupt):
-        searched(tmp_path / "b", plan, first)
-    searched(tmp_path / "b", plan, second)
+        searched(first)
+    searched(second)
     assert first.names[:4] + second.names == whole.names  # the fifth trial is begun again, in the same folder
     again = Runs(tmp_path / "b")
-    searched(tmp_path / "b", plan, again, trials=13)
+    searched(again, trials=13)
     assert len(again.names) == 1
     other = Runs(tmp_path / "c")
-    searched(tmp_path / "c", plan, other, trials=2, seed=1)
+    searched(other, trials=2, seed=1)
     assert not set(other.names) & set(whole.names)
 
 
-def test_trials_drawn_together_run_as_one_study(plan, tmp_path):
-    sizes = []
+def test_trials_drawn_together_run_as_one_study(searched, tmp_path):
     runs = Runs(tmp_path)
-
-    def batch(study, parent) -> int:
-        sizes.append(len(study.jobs))
-        return runs(study, parent)
-
-    searched(tmp_path, plan, batch, trials=5, at_once=2)
-    assert sizes == [2, 2, 1]
+    searched(runs, trials=5, at_once=2)
+    assert runs.batches == [2, 2, 1]
 
 
-def test_a_kill_while_a_batch_is_drawn_changes_no_draw(plan, tmp_path, monkeypatch):
-    """Two of four trials are in the journal; the batch is drawn to its end, and runs as the one it would have been."""
-    import optuna
-
-    whole, killed, after = Runs(tmp_path / "a"), Runs(tmp_path / "b"), Runs(tmp_path / "b")
-    searched(tmp_path / "a", plan, whole, trials=16, at_once=4)
-    add, added = optuna.Study.add_trial, []
-
-    def add_or_die(study, trial) -> None:
-        if trial.state == optuna.trial.TrialState.RUNNING:
-            if len(added) == 14:
-                raise KeyboardInterrupt
-            added.append(trial)
-        add(study, trial)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(optuna.Study, "add_trial", add_or_die)
-        with pytest.raises(KeyboardInterrupt):
-            searched(tmp_path / "b", plan, killed, trials=16, at_once=4)
-    searched(tmp_path / "b", plan, after, trials=16, at_once=4)
-    assert (len(killed.names), len(after.names)) == (12, 4)
-    assert killed.names + after.names == whole.names
-
-
-def test_a_search_is_one_run_in_mlflow(plan, tmp_path, monkeypatch):
-    """It tells of all batches, of earlier starts too, and of a failure in any of them."""
+def test_a_search_is_one_run_in_mlflow(searched, tmp_path, monkeypatch):
+    """It tells of all batches and of a failed trial, which the next start tries again."""
     opened = []
 
     @contextmanager
@@ -226,83 +223,57 @@ def test_a_search_is_one_run_in_mlflow(plan, tmp_path, monkeypatch):
         yield opened[-1]
 
     monkeypatch.setattr(search, "nested_in", nested_in)
-    runs = Runs(tmp_path)
-
-    def run_jobs(study, parent) -> int:
-        if parent.failed == len(opened) - 1 == 0 and not runs.names:
-            runs.names.append("fails")
-            parent.failed += 1
-            parent.outcomes |= {job.name: "killed" for job in study.jobs}
-            return 1
-        return runs(study, parent)
-
-    assert searched(tmp_path, plan, run_jobs, trials=3) == 1
-    assert searched(tmp_path, plan, run_jobs, trials=5) == 0
+    assert searched(Runs(tmp_path, fail_at=1), trials=3) == 1
+    again = Runs(tmp_path)
+    assert searched(again, trials=5) == 0
     first, second = opened
-    assert (first.failed, second.failed) == (1, 1)
-    assert [words.endswith("% on validation rows") for words in first.outcomes.values()] == [
-        False,
-        True,
-        True,
-    ]
-    assert list(second.outcomes.values())[0] == "failed"
-    assert list(second.outcomes)[:3] == list(first.outcomes) and len(second.outcomes) == 5
+    assert (first.failed, second.failed) == (1, 0)
+    outcomes = list(first.outcomes.values())
+    assert outcomes[0] == "failed" and all(words.endswith("% on validation rows") for words in outcomes[1:])
+    assert again.names[0] == list(first.outcomes)[0] and len(second.outcomes) == 5
 
 
-def test_trials_drawn_together_may_be_the_same_job(plan, tmp_path, capsys):
-    made, batches = plan("logger=none", "dataset.val_fraction=0.2"), []
-
-    def run_jobs(study, parent) -> int:
-        batches.append([job.name for job in study.jobs])
-        for name in batches[-1]:
-            leave(tmp_path / study.name / name, {"mask=dst": 50.0, "mask=rsm": 60.0}[name])
-        return 0
-
-    asked = space("mask=dst,rsm")
-    assert Search(8, 4, 0, None).run(asked, tmp_path, lambda overrides: made, run_jobs) == 0
-    assert len(batches) == 2
-    for batch in batches:  # four trials of two choices
-        assert len(batch) == len(set(batch)) <= 2
+def test_trials_drawn_together_may_be_the_same_job(searched, tmp_path, capsys):
+    runs = Runs(tmp_path)
+    runs.score = {"mask=dst": 50.0, "mask=rsm": 60.0}.__getitem__
+    assert searched(runs, "mask=dst,rsm", trials=8, at_once=4) == 0
+    assert len(runs.batches) == 2 and max(runs.batches) <= 2  # four trials of two choices
+    assert sorted(runs.names) == ["mask=dst", "mask=rsm"]
     assert "Best of 8 trials: personal accuracy 60.00 %" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "options", "overrides", "runs"),
-    [
-        (["mask=dst,rsm"], {"kind": "global"}, [], 2),
-        (["mask=dst,rsm"], {"seed": 1}, [], 2),
-        (["mask=dst,rsm,none"], {}, [], 2),
-        (["mask=dst,rsm"], {}, ["training.epochs=1"], 2),
-        (["mask=rsm,dst"], {}, ["hardware.workers=1"], 0),  # the same question
-    ],
-)
-def test_trials_of_another_question_are_not_mixed(words, options, overrides, runs, plan, tmp_path):
-    def ask(words, options, overrides) -> int:
-        begun = []
-
-        def run_jobs(study, parent) -> int:
-            begun.append(1)
-            for job in study.jobs:
-                leave(tmp_path / study.name / job.name, 50.0)
-            return 0
-
-        made = plan("logger=none", "dataset.val_fraction=0.2", *overrides)
-        options = {"trials": 2, "at_once": 1, "seed": 0, "kind": None} | options
-        Search(**options).run(space(*words), tmp_path, lambda overrides: made, run_jobs)
-        return len(begun)
-
-    assert ask(["mask=dst,rsm"], {}, []) == 2
-    assert ask(words, options, overrides) == runs
 
 
 def test_two_files_of_sweeps_are_two_searches():
     assert space("sweep=first", LR).name != space("sweep=second", LR).name
 
 
-def test_a_failed_trial_has_no_score(plan, tmp_path, capsys):
-    assert searched(tmp_path, plan, lambda study, parent: 1, trials=2) == 1
+def test_failed_trials_have_no_score(searched, tmp_path, capsys):
+    assert searched(Runs(tmp_path, fail_at=1), trials=1) == 1
     assert "Best" not in capsys.readouterr().out
-    assert validation_score(tmp_path, "personal") is None
+    assert validation_score(tmp_path, "personal") == (None, "failed")
+
+
+def test_an_error_is_searched_for_its_least(plan, tmp_path, monkeypatch, capsys):
+    made = plan("logger=none", "dataset.val_fraction=0.2")
+    made = replace(made, metrics={"mse": MeanSquaredError(name="mse")})
+    monkeypatch.setattr(search, "check", lambda words: made)
+
+    class Errors(Runs):
+        def run_missing(self, jobs, done, parent, progress):
+            failures = super().run_missing(jobs, done, parent, progress)
+            for job in jobs:
+                rows = (job.folder / "rounds.csv").read_text().replace("accuracy", "mse")
+                (job.folder / "rounds.csv").write_text(rows)
+                facts = {"metrics": ["mse"], "lower_is_better": ["mse"], "in_percent": False}
+                (job.folder / "summary.json").write_text(json.dumps(facts))
+            return failures
+
+        def score(self, name: str) -> float:
+            return 0.123456 + math.log10(float(name.split("=")[1]) / 0.1) ** 2
+
+    runs = Errors(tmp_path)
+    assert Search(12, 1, 0, None).run(space(LR), runs) == 0
+    least = min(map(runs.score, runs.names))
+    assert f"Best of 12 trials: personal mse {least:.4g} on validation rows" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -363,7 +334,7 @@ def test_only_validation_rows_choose(typed, capsys):
     assert command(finish, "dataset.val_fraction=0.2", "method=fedavg", "hydra.sweeper.kind=personal") == 2
     assert "hydra.sweeper.kind=personal is not known: valid are global, local" in capsys.readouterr().err
     assert command(finish, "dataset.val_fraction=0.2", "dry_run=true") == 2
-    assert "cannot tell its jobs before they run" in capsys.readouterr().err
+    assert "draws its jobs while it runs" in capsys.readouterr().err
     for option, sentence in (
         ("trials=0", "trials=0 is out of range: it must be at least 1"),
         ("seed=x", "seed=x is not a whole number"),

@@ -12,7 +12,6 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from fedspa.config.plan import check
 from fedspa.core.errors import UserError
 from fedspa.studies.jobs import study
 from fedspa.studies.search import Search, Space
@@ -22,7 +21,7 @@ from fedspa.studies.sweep import Sweeps
 class StudySweeper(Sweeper):
     """Runs the jobs of a study; conf/hydra/sweeper/study.yaml explains its options.
 
-    A mistake in the options is told by `sweep`: Hydra would wrap what `__init__` raises in words of its own.
+    `sweep` reports a mistake in the options, because Hydra would wrap an error of `__init__` in a text of its own.
     """
 
     refusal = "belongs to a search: add hydra/sweeper=search"
@@ -46,11 +45,10 @@ class StudySweeper(Sweeper):
         self._sweeps = Sweeps(Path(config.hydra.sweep.dir), compose, launcher.launch, config.hydra.launcher)
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run what the command line asks for; ends the program with an exit code where a job failed."""
+        """Run the jobs of the command line. Ends the program with an exit code if a job failed."""
         if self._others:
-            raise UserError(
-                f"{' and '.join(f'hydra.sweeper.{name}' for name in self._others)} {self.refusal}."
-            )
+            options = " and ".join(f"hydra.sweeper.{name}" for name in self._others)
+            raise UserError(f"{options} {self.refusal}.")
         if code := self._run(arguments):
             raise SystemExit(code)
 
@@ -70,6 +68,5 @@ class SearchSweeper(StudySweeper):
         self._options, self._others = (trials, at_once, seed, kind), others
 
     def _run(self, arguments: list[str]) -> int:
-        sweeps, space = self._sweeps, Space.of(self._params, arguments, self._parser)
         search = Search(*self._options)
-        return search.run(space, sweeps.root, lambda words: check(sweeps.compose(words)), sweeps.run)
+        return search.run(Space.of(self._params, arguments, self._parser), self._sweeps)

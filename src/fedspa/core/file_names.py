@@ -12,20 +12,23 @@ SIGNS = "=,+~@[]-_. "
 """The signs that stay as they are, beside letters and digits."""
 
 
-def file_name(parts: Iterable[str]) -> str:
+def file_name(parts: Iterable[str], longest: int = LONGEST_NAME) -> str:
     """The parts as one name that any file system takes, different for different parts.
 
-    A sign that some file system refuses is written as in an address (%3A for a colon). A longer name than
-    `LONGEST_NAME` is cut, and ends with a hash of the whole.
+    A sign that some file system refuses is written as in an address (%3A for a colon). A name of more than `longest`
+    bytes loses its last parts, and ends with a hash of the whole.
     """
-    name = "".join(map(_spelt, ",".join(parts)))
+    kept = ["".join(map(_spelt, part)) for part in parts]
+    name = ",".join(kept)
     if name.endswith((".", " ")):
         name = f"{name[:-1]}%{ord(name[-1]):02X}"
     encoded = name.encode()
-    if len(encoded) <= LONGEST_NAME:
+    if len(encoded) <= longest:
         return name
     digest = hashlib.sha256(encoded).hexdigest()[:8]
-    return f"{encoded[:LONGEST_NAME].decode(errors='ignore')}-{digest}"
+    while len(kept) > 1 and len(",".join(kept).encode()) > longest:
+        kept.pop()
+    return f"{','.join(kept).encode()[:longest].decode(errors='ignore')}-{digest}"
 
 
 def _spelt(sign: str) -> str:

@@ -1,7 +1,7 @@
 """The jobs of a study: those of a file of sweeps/, or of a command line with -m.
 
-A study varies some settings: its axes (`params`), of which it takes every combination, and its `rows`, each a
-few settings that belong together. What the command line adds wins: it replaces an axis, or all the rows.
+A study varies some settings: its axes (`params`), in every combination, and its `rows`, each a few settings that
+belong together. The command line wins: it replaces an axis, or all the rows.
 """
 
 from __future__ import annotations
@@ -24,19 +24,27 @@ from fedspa.core.file_names import file_name
 from fedspa.core.paths import config_dir
 from fedspa.core.roles import SINGLE, Role, role_of
 
+LONGEST_STUDY = 80
+"""The longest name of a study in bytes. A longer one is cut, and ends with a hash."""
+
 
 @dataclass(frozen=True)
 class Job:
     """One run of a study."""
 
-    name: str
-    """The settings in which it differs from the study's other jobs, as mask=dst,seed=0; its folder's name."""
+    settings: tuple[str, ...]
+    """The sorted settings in which it differs from the study's other jobs: mask=dst, seed=0."""
     overrides: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return file_name(self.settings or [SINGLE])
 
 
 @dataclass(frozen=True)
 class Study:
-    """A name, which is also that of its folder, and its jobs in the order in which they run."""
+    """Jobs in the order in which they run. Its name is the name of its folder."""
 
     name: str
     jobs: tuple[Job, ...]
@@ -56,59 +64,61 @@ def study(
     arguments: Sequence[str],
     parser: OverridesParser,
 ) -> Study:
-    """The study that a command line asks for.
+    """The study of a command line.
 
-    Its name is that of its file, or for want of one the settings that vary. A job is named by the settings that
-    the study varies; any other setting on the command line makes a variant of the study, with a name of its own.
-    So all jobs of a folder differ in nothing but what their names say.
+    Its name is that of its file, or else the settings that vary. A job is named by the settings that the study
+    varies. Any other setting on the command line makes a variant of the study, with another name. So all jobs of a
+    folder differ only in their names' settings.
 
     Args:
-        params: the axes of the study, each a list of values as the command line writes it: "0.2,0.4".
+        params: the axes, each a list of values as on the command line: "0.2,0.4".
         rows: settings that go together.
         arguments: the command line.
     """
-    told = _by_key(parser.parse_overrides(list(arguments)))
-    axes = _by_key(parser.parse_overrides([f"{key}={values}" for key, values in params.items()]))
+    given = by_key(parser.parse_overrides(list(arguments)))
+    axes = by_key(parser.parse_overrides([f"{key}={values}" for key, values in params.items()]))
     row_overrides = [parser.parse_overrides([f"{key}={value}" for key, value in row.items()]) for row in rows]
     row_keys = {override.get_key_element() for row in row_overrides for override in row}
-    if row_keys & told.keys():
+    if row_keys & given.keys():
         row_overrides = []
-    varied = axes.keys() | row_keys | {key for key, override in told.items() if override.is_sweep_override()}
+    varied = axes.keys() | row_keys | {key for key, override in given.items() if override.is_sweep_override()}
     if "sweep" in varied:
         raise UserError("sweep takes one study at a time: start them one after another.")
 
-    settings = product(*map(_choices, (axes | told).values()))
+    singles = product(*map(_choices, (axes | given).values()))
     together = [[text for override in row for text in _choices(override)] for row in row_overrides] or [[]]
-    combinations = [(*single, *row) for single, row in product(settings, together)]
+    combinations = [(*single, *row) for single, row in product(singles, together)]
     variant = [
         text
-        for key, override in told.items()
+        for key, override in given.items()
         if key not in varied and not is_neutral(key)
         for text in _choices(override)
     ]
-    base = told["sweep"].value() if "sweep" in told else "+".join(sorted(varied)) or SINGLE
-    return Study(
-        name=file_name([str(base), *sorted(variant)]),
-        jobs=tuple(Job(_job_name(combination, varied), combination) for combination in combinations),
-    )
+    base = given["sweep"].value() if "sweep" in given else "+".join(sorted(varied)) or SINGLE
+    jobs = [
+        Job(tuple(sorted(text for text in texts if text.partition("=")[0] in varied)), texts)
+        for texts in combinations
+    ]
+    return Study(file_name([str(base), *sorted(variant)], LONGEST_STUDY), tuple(jobs))
 
 
 def is_neutral(key: str) -> bool:
-    """Whether a setting changes neither a run's results nor what it leaves in its folder."""
+    """True for a setting that changes neither a run's results nor the files that it leaves."""
     return role_of(key) is Role.NEITHER
 
 
-def _by_key(overrides: Iterable[Override]) -> dict[str, Override]:
+def by_key(overrides: Iterable[Override]) -> dict[str, Override]:
     """The last override of each key."""
     return {override.get_key_element(): override for override in overrides}
 
 
 def _choices(override: Override) -> list[str]:
-    """The values of an override, each as an override of its own."""
+    """The values of an override, each as an override."""
     key, value = override.get_key_element(), override.value()
+    if override.is_delete():
+        return [override.input_line or ""]
     if not override.is_sweep_override():
-        same = override.input_line or ""
-        return [same if override.is_delete() else f"{key}={override.get_value_element_as_str()}"]
+        return [f"{key}={override.get_value_element_as_str()}"]
     if not override.is_discrete_sweep():
         raise UserError(
             f"{override.input_line} is no list of values: write {key}=a,b, or search it by hydra/sweeper=search."
@@ -125,7 +135,7 @@ def _choices(override: Override) -> list[str]:
 
 
 def numbers_of(given: RangeSweep) -> list[int] | list[float]:
-    """The numbers of Hydra's range(start,stop,step), in its order; like Python's it ends before its stop.
+    """The numbers of Hydra's range(start,stop,step), in its order. Like Python's it ends before its stop.
 
     They are counted in decimals. Hydra adds up binary fractions: range(0.1,0.5,0.1) gives it 0.30000000000000004.
     Raises `ValueError` or `ArithmeticError` for a range without values, or without an end.
@@ -137,8 +147,3 @@ def numbers_of(given: RangeSweep) -> list[int] | list[float]:
         raise ValueError("it has no values")
     whole = all(isinstance(part, int) for part in parts)
     return [int(number) for number in numbers] if whole else [float(number) for number in numbers]
-
-
-def _job_name(overrides: Iterable[str], varied: Iterable[str]) -> str:
-    keys = set(varied)
-    return file_name(sorted(text for text in overrides if text.partition("=")[0] in keys) or [SINGLE])

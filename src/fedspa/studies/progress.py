@@ -1,14 +1,13 @@
-"""How far a sweep is, and the table over its jobs at the end."""
+"""The position in a study, and the table over its jobs at the end."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from fedspa.core import names
@@ -19,27 +18,33 @@ WATCH_SECONDS = 0.5
 
 
 class Progress:
-    """Counts the jobs of a sweep, and tells how long the rest takes at the pace so far."""
+    """Counts the jobs of a study, and estimates the time left from the jobs that ran here."""
 
     def __init__(self, jobs: int) -> None:
-        self.jobs, self.done = jobs, 0
+        self.jobs, self.done, self._skipped = jobs, 0, 0
         self._begin = time.monotonic()
+
+    def skip(self, jobs: int) -> None:
+        """Count jobs that need not run."""
+        self.done += jobs
+        self._skipped += jobs
 
     @property
     def left(self) -> str:
-        """ ", about 4.0 min left", or nothing while no job is done."""
-        if not 0 < self.done < self.jobs:
+        """The time left, as ", about 4.0 min left"; "" before any job has run."""
+        ran = self.done - self._skipped
+        if not ran or self.done >= self.jobs:
             return ""
-        seconds = (time.monotonic() - self._begin) / self.done * (self.jobs - self.done)
+        seconds = (time.monotonic() - self._begin) / ran * (self.jobs - self.done)
         return f", about {show_time(seconds)} left"
 
     def begin(self, name: str) -> None:
-        """Say which job begins, of jobs that run one after another."""
+        """Print which job begins, of jobs that run one after another."""
         print(f"\njob {self.done + 1} of {self.jobs}{self.left}: {name}", flush=True)
 
     @contextmanager
     def watching(self, finished: Callable[[], dict[str, str]]) -> Iterator[None]:
-        """Say of each job at once that it is done, of jobs that run side by side.
+        """Print each job as soon as it is finished, of jobs that run side by side.
 
         `finished`: the finished jobs by name, each with a few words on its result.
         """
@@ -66,7 +71,7 @@ class Progress:
             look()
 
 
-def means(folder: Path) -> tuple[str, str, dict[str, float]]:
+def _means(folder: Path) -> tuple[str, str, dict[str, float]]:
     """The main metric of a finished run, its unit, and the final mean of each kind of model."""
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     metric = names.main_metric(summary)
@@ -76,29 +81,30 @@ def means(folder: Path) -> tuple[str, str, dict[str, float]]:
 
 def outcome(folder: Path) -> str:
     """A finished run in a few words."""
-    _, unit, found = means(folder)
+    _, unit, found = _means(folder)
     words = [f"{kind} {names.shown(mean, unit, 1)}{unit}" for kind, mean in found.items()]
     return ", ".join(words) or "finished"
 
 
-def table(folders: Sequence[Path]) -> str:
-    """The main scores of finished jobs: a line for jobs that differ in nothing but their seed, a column for each kind.
+def table(finished: Iterable[tuple[str, Path]]) -> str:
+    """The main scores of finished jobs, a table for each metric, with a column for each kind of model.
 
-    A job's folder has the name of its settings: method=fedspa,seed=0.
+    Args:
+        finished: the label and folder of each job. The scores of jobs with the same label are averaged.
     """
-    rows: dict[str, list[dict[str, float]]] = {}
-    for folder in folders:
-        settings = [part for part in folder.name.split(",") if not part.startswith("seed=")]
-        rows.setdefault(",".join(settings) or "all", []).append(means(folder)[2])
-    kinds = [kind for kind in KINDS if any(kind in run for runs in rows.values() for run in runs)]
-    if not kinds:
-        return ""
-    metric, unit, _ = means(folders[0])
-    head = f"{metric} in %" if unit else metric
-    width = max(map(len, [*rows, head]))
-    lines = [f"{head:<{width}}{'runs':>6}" + "".join(f"{kind:>11}" for kind in kinds)]
-    for name, runs in rows.items():
-        cells = [[run[kind] for run in runs if kind in run] for kind in kinds]
-        shown = "".join(f"{names.shown(fmean(cell), unit):>11}" if cell else f"{'-':>11}" for cell in cells)
-        lines.append(f"{name:<{width}}{len(runs):>6}{shown}")
-    return "\n".join(lines)
+    import pandas as pd
+
+    by_metric: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for label, folder in finished:
+        metric, unit, found = _means(folder)
+        if found:
+            by_metric.setdefault((metric, unit), []).append({"label": label, "runs": folder.name, **found})
+    tables = []
+    for (metric, unit), rows in by_metric.items():
+        frame = pd.DataFrame(rows).groupby("label", sort=False)
+        kinds = [kind for kind in KINDS if any(kind in row for row in rows)]
+        means = pd.concat([frame["runs"].count(), frame[kinds].mean()], axis=1)
+        means = means.rename_axis(index=None, columns=f"{metric} in %" if unit else metric)
+        shown = {kind: lambda mean, unit=unit: names.shown(mean, unit) for kind in kinds}
+        tables.append(means.to_string(formatters=shown, na_rep="-", max_colwidth=None))
+    return "\n\n".join(tables)

@@ -1,4 +1,4 @@
-"""A sweep: runs those jobs of a study that are not finished yet, and tells what became of them."""
+"""Runs those jobs of a study that are not finished yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from filelock import FileLock, Timeout
 from hydra.core.utils import JobReturn, JobStatus
@@ -22,13 +22,10 @@ from fedspa.checkpoints.resuming import AUTO, config_hash_in, has_checkpoint, is
 from fedspa.config.plan import Plan, check
 from fedspa.core.errors import UserError, brief
 from fedspa.core.paths import SET_ASIDE, project_root
-from fedspa.studies.jobs import Study
+from fedspa.studies.jobs import Job, Study
 from fedspa.studies.launchers import CONSOLE, JobFailed, cores_of_a_job, jobs_get_signals, side_by_side
 from fedspa.studies.progress import Progress, outcome, table
 from fedspa.tracking.sweep_run import Parent, nested_in
-
-Launch: TypeAlias = Callable[[Sequence[Sequence[str]], int], Sequence[JobReturn]]
-"""Runs jobs, given the overrides of each and the number of the first; one that failed raised `JobFailed`."""
 
 PROGRESS_SECONDS = 5.0
 """Longest silence while configs are checked."""
@@ -36,22 +33,25 @@ PROGRESS_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A job, and all that is known of it before it runs."""
+    """A job with its checked config."""
 
-    name: str
-    overrides: tuple[str, ...]
+    job: Job
     folder: Path
     plan: Plan | UserError
-    """The mistake in its config, where there is one."""
+    """The user's mistake, if the config has one."""
+
+    @property
+    def name(self) -> str:
+        return self.job.name
 
     @property
     def finished(self) -> bool:
-        """Whether its folder holds the finished run of just this config, on whatever data."""
+        """True if its folder has the finished run of this config, on any data."""
         return isinstance(self.plan, Plan) and is_finished(self.folder, self.plan.config_hash)
 
     @property
     def resumable(self) -> bool:
-        """Whether its folder holds the beginning of the run of just this config, and a checkpoint of it."""
+        """True if its folder has a checkpoint of this config's run."""
         if not isinstance(self.plan, Plan) or config_hash_in(self.folder) != self.plan.config_hash:
             return False
         return has_checkpoint(self.folder) and not leaves_otherwise(self.folder, self.plan)
@@ -59,83 +59,89 @@ class PlannedJob:
 
 @dataclass(frozen=True)
 class Sweeps:
-    """Runs studies, with what Hydra provides."""
+    """Runs studies with Hydra's launchers."""
 
     root: Path
     """The folder of all studies."""
     compose: Callable[[Sequence[str]], DictConfig]
-    """The config of a job from its overrides."""
-    launch: Launch
+    """Makes the config of a job from its overrides."""
+    launch: Callable[[Sequence[Sequence[str]], int], Sequence[JobReturn]]
+    """Runs jobs, given the overrides of each and the number of the first. A failed job raised `JobFailed`."""
     launcher: Mapping[str, Any]
     """Hydra's config of the launcher."""
 
-    def run(self, study: Study, parent: Parent | None = None) -> int:
+    def run(self, study: Study) -> int:
         """Run the jobs that are not finished, each in its folder root/study/job. Returns their highest exit code.
 
-        `parent`: the run in MLflow of a search, which locks the study's folder itself (`only_one`) and concludes.
-
-        Every job is composed before the first one starts, so that what Hydra refuses is told at once. Raises
-        `UserError` if the same study is running already, or if MLflow cannot be had.
+        Every job is composed before the first one starts. Raises `UserError` if the same study is already running,
+        or if MLflow does not answer.
         """
         folder = self.root / study.name
         print(f"{study.name}: {len(study.jobs)} jobs, in {folder}", flush=True)
-        jobs = list(self._planned(study))
-        for job in jobs:
-            if isinstance(job.plan, Plan) and (resume := job.plan.settings.resume) not in (None, AUTO):
-                raise UserError(
-                    f"resume={resume} names one run, but a sweep goes on with all of its own: leave it out."
-                )
-        if any(isinstance(job.plan, Plan) and job.plan.settings.dry_run for job in jobs):
-            return _list(jobs)
-        if parent is not None:
-            return _tell(self._run(jobs, parent), len(jobs))
-        loggers = next((job.plan.loggers for job in jobs if isinstance(job.plan, Plan)), {})
-        with only_one(self.root, study.name), nested_in(study.name, loggers) as run:
-            failures = self._run(jobs, run)
-        if results := table([job.folder for job in jobs if job.finished]):
+        jobs = self.planned(study)
+        plans = {job.name: job.plan for job in jobs if isinstance(job.plan, Plan)}
+        if any(plan.settings.dry_run for plan in plans.values()):
+            from fedspa.planning.dry_run import listing
+
+            print(listing(plans, finished=[job.name for job in finished(jobs)]))
+            mistakes = {job.name: JobFailed(2, str(job.plan)) for job in jobs if job.name not in plans}
+            return _exit_code(mistakes, len(jobs))
+        loggers = next((plan.loggers for plan in plans.values()), {})
+        with only_one(self.root, study.name), nested_in(study.name, loggers) as parent:
+            done = finished(jobs)
+            if done:
+                print(f"{len(done)} of them are finished already.", flush=True)
+            if begun := sum(job.resumable for job in jobs if job not in done):
+                print(f"{begun} of them go on from a checkpoint.", flush=True)
+            failures = self.run_missing(jobs, done, parent, Progress(len(jobs)))
+        if results := table((_without_seed(job.job), job.folder) for job in jobs if job.finished):
             usual = folder.parent == project_root() / "outputs" / "sweeps"
             report = f"sweep={study.name}" if usual else f"runs={folder}"
             print(f"\n{results}\n\nReport: python src/report.py {shlex.quote(report)}", flush=True)
-        return _tell(failures, len(jobs))
+        return _exit_code(failures, len(jobs))
 
-    def _planned(self, study: Study) -> Iterator[PlannedJob]:
-        """The study's jobs, composed and checked; says how far it is, since a large study takes a minute."""
-        said = time.monotonic()
-        for count, job in enumerate(study.jobs):
+    def planned(self, study: Study) -> list[PlannedJob]:
+        """The study's jobs, composed and checked. Prints its progress, since a large study takes a minute."""
+        said, jobs = time.monotonic(), list[PlannedJob]()
+        for job in study.jobs:
             if time.monotonic() - said > PROGRESS_SECONDS:
-                print(f"{count} of {len(study.jobs)} configs are checked.", file=sys.stderr, flush=True)
+                print(f"{len(jobs)} of {len(study.jobs)} configs are checked.", file=sys.stderr, flush=True)
                 said = time.monotonic()
             config = self.compose(job.overrides)
             try:
                 plan: Plan | UserError = check(config)
             except UserError as mistake:
                 plan = mistake
-            yield PlannedJob(job.name, job.overrides, self.root / study.name / job.name, plan)
+            if isinstance(plan, Plan) and plan.settings.resume not in (None, AUTO):
+                raise UserError(
+                    f"resume={plan.settings.resume} names one run, but a sweep goes on with all of its own: leave it "
+                    "out."
+                )
+            jobs.append(PlannedJob(job, self.root / study.name / job.name, plan))
+        return jobs
 
-    def _run(self, jobs: Sequence[PlannedJob], parent: Parent) -> dict[str, JobFailed]:
-        """Run what is not finished; returns the failures by job."""
-        done = _finished(jobs)
+    def run_missing(
+        self, jobs: Sequence[PlannedJob], done: Sequence[PlannedJob], parent: Parent, progress: Progress
+    ) -> dict[str, JobFailed]:
+        """Run the jobs that are not in `done`. Returns the failures by job."""
         todo = [job for job in jobs if job not in done]
-        if done:
-            print(f"{len(done)} of them are finished already.", flush=True)
-        if begun := sum(job.resumable for job in todo):
-            print(f"{begun} of them go on from a checkpoint.", flush=True)
+        progress.skip(len(done))
         for job in todo:
             if not job.resumable:
                 set_aside(job.folder)
-        failures = self._launch(todo, parent) if todo else {}
+        failures = self._launch(todo, parent, progress) if todo else {}
         parent.failed += len(failures)
         for job in jobs:
             failure = failures.get(job.name)
-            told = failure.reason if failure else outcome(job.folder) if job.finished else "not run"
-            parent.outcomes[job.name] = told
+            result = failure.reason if failure else outcome(job.folder) if job.finished else "not run"
+            parent.outcomes[job.name] = result
         return failures
 
-    def _launch(self, todo: Sequence[PlannedJob], parent: Parent) -> dict[str, JobFailed]:
-        """Run the jobs; returns the failures by job."""
-        beside, progress = side_by_side(self.launcher), Progress(len(todo))
+    def _launch(self, todo: Sequence[PlannedJob], parent: Parent, progress: Progress) -> dict[str, JobFailed]:
+        """Run the jobs. Returns the failures by job."""
+        beside = side_by_side(self.launcher)
         cores = cores_of_a_job(self.launcher, len(todo)) if beside else None
-        overrides = [[*job.overrides, *_place(job, cores), *parent.overrides(job.name)] for job in todo]
+        overrides = [[*job.job.overrides, *_place(job, cores), *parent.overrides(job.name)] for job in todo]
         returned: list[JobReturn] = []
         if not beside:
             for number, job in enumerate(todo):
@@ -144,7 +150,7 @@ class Sweeps:
                 progress.done += 1
         else:
             print(f"The console of each job is {CONSOLE} in its folder.", flush=True)
-            # Processes to come import this very package, wherever another copy of it may be installed.
+            # The jobs' processes import this package, even if another copy of it is installed.
             paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
             watching = progress.watching(lambda: {j.name: outcome(j.folder) for j in todo if j.finished})
@@ -161,26 +167,20 @@ class Sweeps:
         }
 
 
+def _without_seed(job: Job) -> str:
+    """The label of jobs that differ only in their seed."""
+    return ", ".join(text for text in job.settings if not text.startswith("seed=")) or "all"
+
+
 def _place(job: PlannedJob, cores: int | None) -> list[str]:
-    """The folder of a job, and its cores if it runs beside others and its config does not say how many."""
+    """The folder of a job, and its cores if it runs beside others and its config does not name them."""
     given = isinstance(job.plan, Plan) and job.plan.hardware.cores is not None
     share = [] if cores is None or given else [f"hardware.cores={cores}"]
     return [f"hydra.sweep.subdir='{job.folder.parent.name}/{job.name}'", f"resume={AUTO}", *share]
 
 
-def _list(jobs: Sequence[PlannedJob]) -> int:
-    """Say what the jobs would cost."""
-    from fedspa.planning.dry_run import listing
-
-    plans = {job.name: job.plan for job in jobs if isinstance(job.plan, Plan)}
-    if plans:
-        print(listing(plans, finished=[job.name for job in _finished(jobs)]))
-    failures = {job.name: JobFailed(2, str(job.plan)) for job in jobs if job.name not in plans}
-    return _tell(failures, len(jobs))
-
-
-def _finished(jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
-    """The jobs that need not run: finished, with all that they are to leave, on the data that there is now."""
+def finished(jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
+    """The jobs that need not run: finished, with all their files, on today's data."""
     there = DataThere()
     return [
         job
@@ -197,8 +197,8 @@ def _failure(result: JobReturn) -> JobFailed:
     return error if isinstance(error, JobFailed) else JobFailed(1, f"{type(error).__name__}: {error}")
 
 
-def _tell(failures: Mapping[str, JobFailed], jobs: int) -> int:
-    """A table of what failed; returns the exit code."""
+def _exit_code(failures: Mapping[str, JobFailed], jobs: int) -> int:
+    """The highest exit code of the failures, which are printed as a table."""
     if not failures:
         return 0
     width = max(map(len, failures))
@@ -209,7 +209,7 @@ def _tell(failures: Mapping[str, JobFailed], jobs: int) -> int:
 
 
 def set_aside(folder: Path) -> None:
-    """Make room for a job: what another config left there, or a run without a checkpoint, is moved, not deleted."""
+    """Move what lies in a job's way, which is another config's run or one without a checkpoint."""
     if not folder.exists():
         return
     shelf = folder.parent / SET_ASIDE
@@ -220,7 +220,7 @@ def set_aside(folder: Path) -> None:
 
 @contextmanager
 def only_one(root: Path, name: str) -> Iterator[None]:
-    """Two processes that run one study would take each other's unfinished jobs for broken ones."""
+    """Lock a study. Two processes that run one study would take each other's unfinished jobs for broken ones."""
     root.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(root / f".{name}.lock", blocking=False):
