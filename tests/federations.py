@@ -150,6 +150,7 @@ def federation(
     searcher: MaskSearcher | None = None,
     initial_mask: Callable[[int], PackedMask] | None = None,
     active: Sequence[int] = (),
+    public: Sequence[int] = (),
     clients_per_round: int | None = None,
     rounds: int = 1,
     eval_every: int = 1,
@@ -188,6 +189,7 @@ def federation(
         client_rows=clients.train_rows,
         target_counts=active,
         initial=whole[: space.total].clone(),
+        public=torch.tensor(public, dtype=torch.int64),
         own_layers=OwnLayers(whole[space.total :], method.trains_personal),
     )
     client_runner = ClientRunner(
@@ -208,7 +210,9 @@ def federation(
         executor(client_runner),
         FederationSettings(count, clients_per_round or count, rounds),
         EvalSettings(every=eval_every),
-        Initial(weights, initial_mask or (lambda client: full_mask), full_mask),
+        Initial(
+            weights, initial_mask or (lambda client: full_mask), full_mask, (len(public), clients.classes)
+        ),
         on_update=on_update,
     )
     return Federation(loop, updates, losses, space, weights.clone())

@@ -213,3 +213,19 @@ def test_rows_are_a_function_of_the_seed() -> None:
         pairs = zip(getattr(first, name), getattr(again, name), strict=True)
         assert all(np.array_equal(a, b) for a, b in pairs)
     assert not all(np.array_equal(a, b) for a, b in zip(first.test, other.test, strict=True))
+
+
+def test_public_rows_come_from_every_client_and_belong_to_none() -> None:
+    data = Data(labelled([0, 1, 2, 0, 1, 2, 0, 1, 2, 0]), labelled([0, 1, 2] * 30))
+    plain = client_rows(data, source(val_fraction=0.2), Given(6, 4), 2, seed=0)
+    rows = client_rows(data, source(val_fraction=0.2, public_fraction=0.5), Given(6, 4), 2, seed=0)
+    assert [len(part) for part in rows.train] == [3, 1]  # of 5 and 3 beside the validation rows 2 are public
+    assert rows.public.tolist() == sorted(rows.public) and len(rows.public) == 4
+    for client in range(2):
+        assert rows.val[client].tolist() == plain.val[client].tolist()
+        assert rows.test[client].tolist() == plain.test[client].tolist()
+        own = {*rows.train[client]} | {*rows.public} & {*plain.train[client]}
+        assert own == {*plain.train[client]} and not {*rows.train[client]} & {*rows.public}
+    assert len(plain.public) == 0
+    with pytest.raises(UserError, match="dataset.public_fraction=0.5 needs 2 training rows"):
+        client_rows(data, source(public_fraction=0.5), Given(9, 1), 2, seed=0)

@@ -80,6 +80,13 @@ def test_costs_and_checkpoints_of_every_method(plan, method):
         ("method=mapper method.shares=[]", ["method.shares", "empty"]),
         ("method=ssfl theory.every=2", ["theory.every=2", "method=ssfl"]),
         ("method=apfl mask=dst", ["mask=dst", "method=apfl"]),
+        ("method=fedmd dataset.public_fraction=0", ["method=fedmd", "dataset.public_fraction=0", "0.1"]),
+        (
+            "method=fedmd server_optimizer=adam",
+            ["method=fedmd", "server_optimizer=adam", "no server's model"],
+        ),
+        ("method=fedmd personal_layers=head", ["method=fedmd", "personal_layers=none"]),
+        ("method=fedmd theory.every=2", ["method=fedmd", "theory.every=2"]),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_the_run(plan, words, parts):

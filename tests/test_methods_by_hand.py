@@ -8,7 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import CLIENTS, LRS, MASKS, W0, Vector, accuracy, exchange, logits, loss_and_gradient, sgd
+from by_hand import (
+    CLIENTS,
+    LABELS,
+    LRS,
+    MASKS,
+    PICTURES,
+    W0,
+    Vector,
+    accuracy,
+    exchange,
+    logits,
+    loss_and_gradient,
+    seen,
+    sgd,
+)
 from federations import Federation, pack
 from test_rounds_by_hand import equal, tiny_federation
 
@@ -24,6 +38,7 @@ from fedspa.methods.fedala import FedALA
 from fedspa.methods.fedbabu import FedBABU
 from fedspa.methods.feddst import FedDST
 from fedspa.methods.feddyn import FedDyn
+from fedspa.methods.fedmd import FedMD
 from fedspa.methods.fedrep import FedRep
 from fedspa.methods.fedselect import FedSelect
 from fedspa.methods.l2gd import L2GD
@@ -473,3 +488,32 @@ def test_mapper():
         scored(run, "local", ends)
         # Two local trainings and one of the shared model, each with a forward pass of the other model.
         assert record.costs == PLAIN + Costs(train_flops=(3 * 4 - 3) * 27 * 2 * 8)
+
+
+@pytest.mark.parametrize("wire", [None, "fp32"])
+def test_fedmd(wire):
+    """Three public pictures. A step of the digest moves each output by the sign of its distance from the consensus."""
+    public = [9, 11, 13]
+    x, y = seen(PICTURES[public]), LABELS[public]
+    method = FedMD(name="fedmd", public_epochs=3, digest_epochs=2)
+    run, records = rounds(method, public=public, wire=wire)
+    own, consensus, tolerance = [W0, W0], np.zeros((3, 3)), 1e-6 if wire else 1e-12
+    for t, (lr, record) in enumerate(records):
+        for k, client in enumerate(CLIENTS):
+            for _ in range(2 if t else 3):
+                sign = np.sign(logits(own[k], x) - consensus) / 9
+                towards = np.concatenate([(sign.T @ x).ravel(), sign.sum(axis=0)])
+                own[k] = own[k] - lr * (towards if t else loss_and_gradient(own[k], x, y)[1])
+            own[k] = sgd(own[k], client, lr).end
+        consensus = (logits(own[0], x) + logits(own[1], x)) / 2
+        found = run.loop.state.server["consensus"].numpy()
+        np.testing.assert_allclose(found, consensus, rtol=0, atol=tolerance)
+        for k in range(2):
+            np.testing.assert_allclose(state(run, k, "weights").numpy(), own[k], rtol=0, atol=tolerance)
+        scored(run, "personal", own)
+        scored(run, "local", own)
+        # Nine outputs each way. Two epochs of 3 and 5 pictures, and of the public ones; one look at these.
+        passes = 3 * 2 * 8 + 2 * (3 * (2 if t else 3) * 3 + 3)
+        costs = Costs(train_flops=27 * passes, down_bytes=2 * 36, up_bytes=2 * 36)
+        assert replace(record.costs, encoded_bytes=0) == costs
+    assert torch.equal(run.weights, run.initial)

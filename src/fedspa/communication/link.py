@@ -51,7 +51,14 @@ class Link:
     """The seed of the run, from which random masks are drawn."""
 
     def down(
-        self, server: ServerState, mask: PackedMask | None, *, round: int, client: int, first: bool
+        self,
+        server: ServerState,
+        mask: PackedMask | None,
+        *,
+        round: int,
+        client: int,
+        first: bool,
+        weights: bool = True,
     ) -> tuple[ServerState, int]:
         """The server's state as a client receives it, and the bytes of the message.
 
@@ -59,21 +66,24 @@ class Link:
             mask: the client's mask, which both sides know; None for a dense model. Weights travel under it, or
                 under the mask that all clients share, whose bits then travel too.
             first: True if the client has not completed any update yet. A random mask then travels as a seed.
+            weights: False if only further tensors travel.
         """
+        envelope = Envelope("model", round, client)
+        further = encode_tensors(envelope, server.further)
+        tensors = decode_tensors(further, envelope, server.further)
+        if not weights:
+            return replace(server, tensors=tensors), len(further)
         known = self._all if mask is None else mask
         shared = server.mask or known
         drawn = first and shared == known and server.neighbours is None and self._is_random(known)
         seed = self.seed if drawn else None
-        envelope = Envelope("model", round, client)
         message = Message(envelope, server.weights, shared, next_mask=shared, seed=seed)
         data = encode(message, self.space, known, self.dtype)
-        further = encode_tensors(envelope, server.further)
         arrived = self._read(data, message, known)
-        tensors = decode_tensors(further, envelope, server.further)
         if server.mask is not None:
             tensors[MASK] = (arrived.next_mask or known).bits
-        weights = arrived.vector.to(server.weights)
-        return replace(server, weights=weights, tensors=tensors), len(data) + len(further)
+        vector = arrived.vector.to(server.weights)
+        return replace(server, weights=vector, tensors=tensors), len(data) + len(further)
 
     def encode_update(
         self, update: ClientUpdate, known: PackedMask | None, *, round: int, client: int

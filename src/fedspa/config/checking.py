@@ -54,7 +54,7 @@ def check_named(
 
 def moves_by_itself(method: Method) -> str:
     """The reason why no server optimizer is used; "" if one is used."""
-    if not method.sends:
+    if not (method.sends and method.sends_weights):
         return "which has no server's model"
     return "whose server moves its weights by the method's own rule" if method.moves_weights else ""
 

@@ -286,6 +286,10 @@ def _check_together(plan: Plan) -> None:
             f"training.proximal={plan.settings.training.proximal} does not go with method={method}, which has a "
             f"proximal term of its own: use {plan.method.own_proximal}."
         )
+    if plan.method.needs_public and not plan.dataset.public_fraction:
+        raise UserError(
+            f"method={method} needs public rows, but dataset.public_fraction=0 leaves none: set it to 0.1, say."
+        )
     plan.method.check_training(plan.settings.training)
     plan.method.check_clients(plan.settings.federation.clients)
     check_learning_rates(plan.settings.training, plan.settings.federation.rounds, plan.hardware.precision)

@@ -42,6 +42,10 @@ def leave_out(settings: Config, parts: dict[str, Any], resolved: dict[str, Any])
         sentences += [
             f"{words} has no effect: method={name} sends nothing" for words in _of_messages(settings)
         ]
+    elif not method.sends_weights and settings.faults.norm_bound is not None:
+        sentences.append(
+            f"faults.norm_bound={settings.faults.norm_bound} has no effect: method={name} sends no weights"
+        )
     if settings.save.upload_weights and not _sends_files(parts["loggers"]):
         sentences.append(
             "save.upload_weights=true sends nothing: there is no MLflow among the loggers (logger=mlflow)"

@@ -34,6 +34,8 @@ class Initial:
     """The first mask of a client: the same object for all clients that share it."""
     full_mask: PackedMask
     """The mask of a dense model."""
+    public: tuple[int, int] = (0, 0)
+    """The number of public rows, and of the network's outputs for each."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ class Client(Protocol):
         trainable: Trainable = "all",
         batches: torch.Generator | None = None,
         personal: bool = False,
+        public: bool = False,
         others: Mapping[str, torch.Tensor] | None = None,
         further_passes: int = 0,
     ) -> Trained:
@@ -186,6 +189,7 @@ class Client(Protocol):
                 momentum or running average.
             batches: draws the order of the rows; set it if one training continues another.
             personal: True for a personal model that is trained beside the model whose update is sent.
+            public: True to train on the public rows, which all clients have, in place of the client's own.
             others: further tensors for a method's own step (`Method.training_module`), by name. The step may change
                 copies of them, which are returned.
             further_passes: forward passes of such a step for each sample, beside those of plain training, which
@@ -207,6 +211,10 @@ class Client(Protocol):
 
         `mask` [total]: the active weights, for the FLOPs.
         """
+
+    def outputs(self, weights: torch.Tensor) -> torch.Tensor:
+        """The outputs [public rows, outputs] of the network with `weights` [total] for the public rows, without
+        augmentation."""
 
     def count(self, mask: torch.Tensor) -> tuple[int, ...]:
         """The active parameters of each tensor under a mask [total]. For another mask than the client's it needs a

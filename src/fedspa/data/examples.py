@@ -20,10 +20,12 @@ NaN takes its place."""
 
 @dataclass(frozen=True)
 class Batch:
-    """inputs: [B, ...], floats or int64 tokens. targets: classes, int64 [B], or numbers, float [B, K]."""
+    """inputs: [B, ...], floats or int64 tokens. targets: classes, int64 [B], or numbers, float [B, K]. rows: int64 [B]
+    in training by the eager engine, else None."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
+    rows: torch.Tensor | None = None
 
 
 class Examples(ABC):
@@ -101,7 +103,8 @@ class Examples(ABC):
 
     def planned(self, part: torch.Tensor) -> Batch:
         """The examples of a part of a plan, int64 [B, 1 + draws] on the device."""
-        return self.batch(part[:, 0], part[:, 1:] if part.shape[1] > 1 else None)
+        batch = self.batch(part[:, 0], part[:, 1:] if part.shape[1] > 1 else None)
+        return Batch(batch.inputs, batch.targets, part[:, 0])
 
     def filled_up(self, part: torch.Tensor) -> Batch:
         """The same of a part in which a row of -1 only fills up: its input is any, its target `IGNORED` or NaN."""

@@ -69,6 +69,8 @@ class Source(ABC):
     test_rows: int | None = None
     val_fraction: float = 0.0
     """Share of each client's own training rows that is kept apart for validation."""
+    public_fraction: float = 0.0
+    """Share of each client's training rows that becomes public: all clients have these rows, and none its own."""
     client_test_images: int = 100
     """Test examples of a client, drawn with its own label shares."""
     client_test_rounding: str = "exact"
@@ -87,6 +89,7 @@ class Source(ABC):
     def check_settings(self) -> None:
         """Raise `UserError` for a setting that is wrong whatever the data is."""
         check_range("dataset.val_fraction", self.val_fraction, low=0, high=1, high_open=True)
+        check_range("dataset.public_fraction", self.public_fraction, low=0, high=1, high_open=True)
         check_range("dataset.client_test_images", self.client_test_images, low=1)
         check_range("dataset.least_test_share", self.least_test_share, low=0, high=1)
         check_choice("dataset.client_test_rounding", self.client_test_rounding, ("exact", "ceil"))

@@ -40,6 +40,8 @@ class ClientSetup:
     """The active parameters of each tensor, from the layer sparsity; empty for a dense method."""
     initial: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     """The initial global weights w_0 [shared]."""
+    public: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """int64 [n] on the CPU: the public training rows, in order."""
     own_layers: OwnLayers = field(default_factory=OwnLayers)
     """The personal layers of the network, which stay with the clients."""
 
@@ -176,6 +178,7 @@ class LocalClient:
         trainable: Trainable = "all",
         batches: torch.Generator | None = None,
         personal: bool = False,
+        public: bool = False,
         others: Mapping[str, torch.Tensor] | None = None,
         further_passes: int = 0,
     ) -> Trained:
@@ -187,7 +190,7 @@ class LocalClient:
             self._check(train_trainable=trainable)
         task = LocalTask(
             weights=weights,
-            rows=self.rows,
+            rows=self._setup.public if public else self.rows,
             epochs=self.training.epochs if epochs is None else epochs,
             learning_rate=self.training.lr_at(self.round),
             generator=batches or self.generator("batches"),
@@ -262,6 +265,14 @@ class LocalClient:
         self.waits += 1
         with self.timed("search"):
             return setup.engine.accuracy(setup.own_layers.complete(weights, self._own), self.rows)
+
+    def outputs(self, weights: torch.Tensor) -> torch.Tensor:
+        """The network's outputs for the public rows; see `Client.outputs`."""
+        self._check(outputs_weights=weights)
+        setup, rows = self._setup, self._setup.public
+        self._charge(lambda: Costs(train_flops=times(setup.network.forward_flops(), len(rows))))
+        with self.timed("train"):
+            return setup.engine.outputs(setup.own_layers.complete(weights, self._own), rows)
 
     def count(self, mask: torch.Tensor) -> tuple[int, ...]:
         """The active parameters of each tensor under a mask [total]; see `Client.count`."""

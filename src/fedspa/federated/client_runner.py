@@ -100,7 +100,8 @@ class ClientRunner:
         """The client's side of a round: receive, start if new, update, send. Raises `UpdateFailed`."""
         method, costs = self.method, Costs()
         if method.sends:
-            server, costs = self.messages.down(client, server, method.receives_dense(client.round))
+            dense = method.receives_dense(client.round)
+            server, costs = self.messages.down(client, server, dense, method.sends_weights)
             client.weights = server.weights
         known = client.state.mask
         if job.fault is Fault.DROPOUT:

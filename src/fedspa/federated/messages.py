@@ -34,24 +34,31 @@ class Messages:
     """Encodes all messages in the wire format; None passes them on unchanged."""
 
     def down(
-        self, client: LocalClient, server: ServerState, dense: bool = False
+        self, client: LocalClient, server: ServerState, dense: bool = False, weights: bool = True
     ) -> tuple[ServerState, Costs]:
         """The server's state as the client receives it, and the costs of the message.
 
         The weights travel under the mask that both sides know, or under the server's mask, which the client then uses.
-        `dense`: all weights travel, for any mask.
+        `dense`: all weights travel, for any mask. `weights`: False if only further tensors travel.
         """
         known, shared = client.state.mask, server.mask
         received, encoded = server, 0
         if self.link is not None:
             received, encoded = self.link.down(
-                server, None if dense else known, round=client.round, client=client.id, first=client.first
+                server,
+                None if dense else known,
+                round=client.round,
+                client=client.id,
+                first=client.first,
+                weights=weights,
             )
         new_mask = shared is not None and shared != known
         if new_mask:
             assert received.mask is not None
             client.state |= {MASK: received.mask}
         active = None if dense or client.state.mask is None else client.count(client.mask)
+        if not weights:
+            active = (0,) * len(client.space.names)
         costs = down_costs(self.network, active, client.first, _values(server.further), new_mask)
         if server.neighbours is not None and active is not None:  # all masks have the same number of ones
             masks = self.network.mask_bytes(active)

@@ -50,6 +50,10 @@ class Method(Parts, ABC):
     """True if clients train a personal model beside the one whose update is sent (`train(..., personal=True)`)."""
     sends: ClassVar[bool] = True
     """True if clients and server exchange messages. False: there is no global model."""
+    sends_weights: ClassVar[bool] = True
+    """True if weights travel. False: only further tensors do (`ServerState.tensors`, `ClientUpdate.tensors`)."""
+    needs_public: ClassVar[bool] = False
+    """True if the method needs public rows (`dataset.public_fraction`)."""
     prepares: ClassVar[bool] = False
     """True if all clients send tensors before round 1 (`client_prepare`)."""
     uses_mask: ClassVar[bool] = False

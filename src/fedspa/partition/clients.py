@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ class ClientRows:
     test: Sequence[np.ndarray]
     names: tuple[str, ...] = ()
     """The name of each client in the data, if the partition has names."""
+    public: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The sorted int64 rows of the train split that are public, and no client's."""
     asked: int | None = None
     """The wanted number of test examples for each client; None if the partition gives clients their own."""
 
@@ -49,10 +51,12 @@ def client_rows(data: Data, source: Source, partition: AnyPartition, clients: in
         return _made_rows(data, source, partition, seed)
     assigned = partition.assign(data, clients, seed)
     held = assigned.train
-    kept = [_hold_out(rows, source.val_fraction, seed, client) for client, rows in enumerate(held)]
-    train_rows, val_rows = [train for train, _ in kept], [val for _, val in kept]
+    kept = [_hold_out(rows, source, "val", seed, client) for client, rows in enumerate(held)]
+    shared = [_hold_out(rows, source, "public", seed, client) for client, (rows, _) in enumerate(kept)]
+    train_rows, val_rows = [train for train, _ in shared], [val for _, val in kept]
+    public = np.sort(np.concatenate([rows for _, rows in shared]))
     if assigned.test is not None:
-        return ClientRows(train_rows, val_rows, assigned.test, assigned.names)
+        return ClientRows(train_rows, val_rows, assigned.test, assigned.names, public)
 
     # The targets of a regression count as one class: every client is tested on rows drawn from all.
     train_labels, test_labels = (
@@ -68,7 +72,7 @@ def client_rows(data: Data, source: Source, partition: AnyPartition, clients: in
         rng = numpy_generator(seed, "client_test", client=client)
         drawn = [rng.choice(test_by_class[c], take[c], replace=False) for c in np.flatnonzero(take)]
         test_rows.append(np.sort(np.concatenate(drawn)))
-    return ClientRows(train_rows, val_rows, test_rows, assigned.names, source.client_test_images)
+    return ClientRows(train_rows, val_rows, test_rows, assigned.names, public, source.client_test_images)
 
 
 class OnDemand(Sequence[np.ndarray]):
@@ -101,13 +105,18 @@ def _made_rows(data: Data, source: Source, partition: AnyPartition, seed: int) -
             f"dataset={source.name} makes each client images of its own, which partition={partition.name} cannot "
             "deal to others: it must be partition=blocks."
         )
+    if source.public_fraction:
+        raise UserError(
+            f"dataset.public_fraction={source.public_fraction} needs images in memory, but dataset={source.name} makes "
+            "those of a client when it is trained: it must be 0."
+        )
 
     val = held_out(train.each, source.val_fraction)
 
     def kept(part: int, each: int) -> OnDemand:
         return OnDemand(
             train.clients,
-            lambda client: _hold_out(train.rows(client), source.val_fraction, seed, client)[part],
+            lambda client: _hold_out(train.rows(client), source, "val", seed, client)[part],
             each,
         )
 
@@ -115,20 +124,23 @@ def _made_rows(data: Data, source: Source, partition: AnyPartition, seed: int) -
     return ClientRows(kept(0, train.each - val), kept(1, val), test_rows, asked=test.each)
 
 
-def _hold_out(rows: np.ndarray, fraction: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
-    """The training and validation rows. With a fraction above 0 every client has at least one of each."""
+def _hold_out(
+    rows: np.ndarray, source: Source, use: str, seed: int, client: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The training rows, and those for another use (val or public). A fraction above 0 leaves at least one of each."""
+    fraction = source.val_fraction if use == "val" else source.public_fraction
     if fraction == 0:
         return rows, rows[:0]
     if len(rows) < 2:
         raise UserError(
-            f"dataset.val_fraction={fraction} needs 2 training rows or more in every client, but client "
+            f"dataset.{use}_fraction={fraction} needs 2 training rows or more in every client, but client "
             f"{client} has {len(rows)}: it must be 0, or fewer clients share the data."
         )
     count = held_out(len(rows), fraction)
-    shuffled = numpy_generator(seed, "client_val", client=client).permutation(rows)
+    shuffled = numpy_generator(seed, f"client_{use}", client=client).permutation(rows)
     return np.sort(shuffled[count:]), np.sort(shuffled[:count])
 
 
 def held_out(rows: int, fraction: float) -> int:
-    """The number of a client's rows for validation: at least one and not all, unless the fraction is 0."""
+    """The number of a client's rows for another use: at least one and not all, unless the fraction is 0."""
     return min(max(round(fraction * rows), 1), rows - 1) if fraction else 0

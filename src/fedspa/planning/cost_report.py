@@ -76,7 +76,18 @@ class CostReport:
 
     @cached_property
     def client_sizes(self) -> list[int]:
-        """The training rows of each client without validation rows: equal shares, up to one row."""
+        """The training rows of each client without validation and public rows: equal shares, up to one row."""
+        return [rows - held_out(rows, self.plan.dataset.public_fraction) for rows in self._trainable]
+
+    @property
+    def public(self) -> tuple[int, int]:
+        """The number of public rows, and of the network's outputs for each."""
+        source = self.plan.dataset
+        return sum(held_out(rows, source.public_fraction) for rows in self._trainable), source.outputs
+
+    @cached_property
+    def _trainable(self) -> list[int]:
+        """The rows of each client without validation rows."""
         source, clients = self.plan.dataset, self.plan.settings.federation.clients
         share, rest = divmod(source.effective_train_size, clients)
         sizes = [share + (client < rest) for client in range(clients)]
@@ -158,7 +169,7 @@ class CostReport:
 
     @cached_property
     def _update_costs(self) -> UpdateCosts:
-        return UpdateCosts(self.plan.method, self.space.shared, self.plan.settings.training)
+        return UpdateCosts(self.plan.method, self.space.shared, self.plan.settings.training, self.public)
 
     def dense_update(self, update: Update) -> Costs:
         """The costs of the same update in FedAvg."""

@@ -40,6 +40,8 @@ class CountingEngine:
 
     space: ParameterSpace
     training: TrainingSettings
+    classes: int = 0
+    """The number of the network's outputs for each example."""
     name: str = "counting"
     forks: bool = False
     compile_seconds: float = 0.0
@@ -64,6 +66,9 @@ class CountingEngine:
 
     def accuracy(self, weights: torch.Tensor, rows: torch.Tensor) -> float:
         return 0.0
+
+    def outputs(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(rows), self.classes)
 
     def predict(
         self, weights: torch.Tensor | Mixture, examples: Any, rows: torch.Tensor, batch_size: int
@@ -101,6 +106,8 @@ class UpdateCosts:
     space: ParameterSpace
     """The space of the tensors that travel."""
     training: TrainingSettings
+    public: tuple[int, int] = (0, 0)
+    """As in `Initial`."""
 
     def __call__(self, network: NetworkCosts, update: Update) -> Costs:
         """The costs of an update; an upper bound of each if the searcher's plan leaves counts open."""
@@ -119,7 +126,7 @@ class UpdateCosts:
     def messages(self, network: NetworkCosts) -> int:
         """The number of messages with weights in an update."""
         result, server = self._perform(network, Update(1, first=True, round=0))
-        down = (server.neighbours or 1) if self.method.sends else 0
+        down = (server.neighbours or 1) if self.method.sends and self.method.sends_weights else 0
         return down + (result.update.update is not None)
 
     def _perform(
@@ -142,15 +149,16 @@ class UpdateCosts:
         setup = ClientSetup(
             seed=0,
             training=self.training,
-            engine=CountingEngine(self.space, self.training),
+            engine=CountingEngine(self.space, self.training, self.public[1]),
             network=network,
             client_rows=[np.zeros(update.rows, np.int64)],
             target_counts=target,
             initial=torch.zeros(self.space.total),
+            public=torch.zeros(self.public[0], dtype=torch.int64),
         )
         runner = ClientRunner(setup=setup, method=method, messages=Messages(network, seed=0), evaluators=[])
         finds = update.first and method.finds_first_mask
-        initial = Initial(setup.engine.weights, lambda client: full if finds else known, full)
+        initial = Initial(setup.engine.weights, lambda client: full if finds else known, full, self.public)
         state, server = runner.first_state(0, initial), method.server_init(initial)
         if server.mask is not None and not update.prepares:
             server = replace(server, tensors={**server.tensors, MASK: known.bits})

@@ -126,7 +126,8 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     if active and not plan.mask.searches_first:
         initial_mask = InitialMasks.of(plan.mask, space, settings.seed)
         check_flow(plan, eager, initial_mask(0), torch.from_numpy(rows.train[0][:SEEN]))
-    initial = Initial(whole[: space.total].clone(), initial_mask, full_mask)
+    public = (len(rows.public), source.outputs)
+    initial = Initial(whole[: space.total].clone(), initial_mask, full_mask, public)
 
     def evaluator(examples: Examples, client_rows: Sequence[np.ndarray], prefix: str = "") -> Evaluator:
         metrics = {prefix + name: metric for name, metric in plan.metrics.items()}
@@ -158,6 +159,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
         client_rows=rows.train,
         target_counts=active or (),
         initial=initial.weights,
+        public=torch.from_numpy(rows.public),
         own_layers=own_layers,
     )
     runner = ClientRunner(

@@ -93,6 +93,9 @@ class Engine(Protocol):
     def accuracy(self, weights: torch.Tensor, rows: torch.Tensor) -> float:
         """The accuracy in [0, 1] of `weights` [total] on training rows (int64 [n]), without augmentation."""
 
+    def outputs(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """The network's outputs [n, K] for training rows (int64 [n]), at `weights` [total], without augmentation."""
+
     def predict(
         self, weights: torch.Tensor | Mixture, examples: Examples, rows: torch.Tensor, batch_size: int
     ) -> torch.Tensor:

@@ -177,6 +177,9 @@ class CompiledEngine:
         examples = self._eager.examples
         return examples.accuracy(self.predict(weights, examples, rows, self._eager.settings.batch_size), rows)
 
+    def outputs(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return self._eager.outputs(weights, rows)
+
     def predict(
         self, weights: torch.Tensor | Mixture, examples: Examples, rows: torch.Tensor, batch_size: int
     ) -> torch.Tensor:

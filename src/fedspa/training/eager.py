@@ -117,6 +117,11 @@ class EagerEngine:
         predicted = self.predict(weights, self.examples, rows, self.settings.batch_size)
         return self.examples.accuracy(predicted, rows)
 
+    @torch.no_grad()
+    def outputs(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """The network's outputs [n, K] for training rows (int64 [n]), at `weights` [total], without augmentation."""
+        return self._outputs(weights, self.examples, rows, self.settings.batch_size)
+
     def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Dense gradient [total] of the mean loss over all `rows` (int64 [n]), without augmentation."""
         self.module.look_at(weights)
