@@ -299,21 +299,28 @@ def test_a_run_that_had_no_room_goes_on_once_there_is_some(plan: Callable[..., P
 # What cannot go on
 
 
-def test_a_damaged_checkpoint_is_left_out_and_with_none_left_the_run_begins_anew(
+def test_a_damaged_checkpoint_is_left_out_and_with_none_left_the_run_is_refused(
     plan: Callable[..., Plan], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tiny = plan(*TINY, ONE, "checkpoint.every=1")
     run(tiny, tmp_path / "whole")
-    for damaged in (1, 2):
-        folder = tmp_path / f"run{damaged}"
-        run_until(tiny, folder, "merge", 4)
-        for path in checkpoint_files(folder / "checkpoints")[:damaged]:
-            path.write_bytes(path.read_bytes()[:-40] + bytes(40))
-        caplog.clear()
-        run(tiny, folder)
-        assert [record.levelname for record in caplog.records] == ["WARNING"] * damaged
-        assert "damaged, cut short, or no checkpoint of fedspa: its checksum is wrong" in caplog.text
-        assert files(folder) == files(tmp_path / "whole")
+    folder = tmp_path / "run"
+    run_until(tiny, folder, "merge", 4)
+    newest, older = checkpoint_files(folder / "checkpoints")
+    whole = older.read_bytes()
+    for path in (newest, older):
+        path.write_bytes(path.read_bytes()[:-40] + bytes(40))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for resume in ("auto", str(folder)):
+        with pytest.raises(UserError, match=f"No checkpoint in .* move {folder} away to begin the run again"):
+            run(plan(*TINY, ONE, "checkpoint.every=1", f"resume={resume}"), folder)
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    older.write_bytes(whole)
+    caplog.clear()
+    run(tiny, folder)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "damaged, cut short, or no checkpoint of fedspa: its checksum is wrong" in caplog.text
+    assert files(folder) == files(tmp_path / "whole")
 
 
 def test_a_checkpoint_of_another_run_is_refused_by_what_differs(

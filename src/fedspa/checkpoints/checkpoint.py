@@ -17,6 +17,7 @@ from typing import Any
 
 from fedspa.checkpoints.archive import ArchiveError, data_size, verify, write
 from fedspa.checkpoints.resuming import LAST
+from fedspa.core.errors import UserError
 from fedspa.core.files import UNFINISHED, whole_file
 
 log = logging.getLogger(__name__)
@@ -78,9 +79,9 @@ class Checkpoints:
         self._spent += self._last_seconds
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that `archive.read` can read; None if there is none.
+        """The newest checkpoint that `archive.read` can read; None in a folder without checkpoints.
 
-        The log names each newer checkpoint that cannot be read.
+        The log names each newer checkpoint that cannot be read. Raises `UserError` if none of them can be read.
         """
         files = checkpoint_files(self._folder)
         for path in files:
@@ -89,10 +90,12 @@ class Checkpoints:
                     verify(file)
                 return path
             except (ArchiveError, OSError) as error:
-                instead = (
-                    "no checkpoint is left" if path == files[-1] else "the checkpoint before it is tried"
-                )
-                log.warning("%s is left out (%s): %s.", path, error, instead)
+                log.warning("%s is left out (%s).", path, error)
+        if files:
+            raise UserError(
+                f"No checkpoint in {self._folder} can be read, so the run cannot go on, and its files stay as they "
+                f"are: put the checkpoints back, or move {self._folder.parent} away to begin the run again."
+            )
         return None
 
     def finish(self) -> None:

@@ -13,8 +13,7 @@ log = logging.getLogger(__name__)
 class Trackers:
     """Hands every call to each tracker, in order; itself a `Tracker`.
 
-    A run's order is its folder, the console, then the loggers of the config: whoever uploads or draws comes
-    after whoever writes.
+    The order is the run's folder, the console, then the loggers of the config, which read what the folder has.
     """
 
     def __init__(self, trackers: Iterable[Tracker]) -> None:
@@ -40,5 +39,5 @@ class Trackers:
             try:
                 tracker.abort(status, reason)
             except Exception as error:
-                if str(error) != reason:  # a full disk is told of once
+                if str(error) != reason:  # a full disk is reported once
                     log.warning("%s could not close the run: %s", type(tracker).__name__, error)

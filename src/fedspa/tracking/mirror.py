@@ -9,6 +9,7 @@ store before it sends anything again. No failure of the store touches a run that
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +26,6 @@ from fedspa.tracking.store import (
     open_store,
     root_cause,
     run_page,
-    store_uri,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Mirror:
     """Brings one run's folder to its tracking store."""
 
     def __init__(self, folder: Path, uri: str = "") -> None:
-        """`uri`: the store; "" for the one that the folder names."""
+        """`uri`: the store; "" for that of MLFLOW_TRACKING_URI, else the one that the folder names."""
         self._uri, self._folder, self._rounds = uri, folder, RoundReader(folder)
         self._waiting: list[tuple[int, float, dict[str, float]]] = []
         self._client: MlflowClient | None = None
@@ -65,11 +65,13 @@ class Mirror:
 
     @property
     def uri(self) -> str:
-        """The store of the run; where its file is gone, the one that is used now."""
-        if self._uri:
-            return self._uri
-        uri = self.about["store"] or default_uri()
-        return store_uri() if is_missing(uri) else uri
+        """The store that is named now, by `uri` or MLFLOW_TRACKING_URI; else the store that the folder names.
+
+        If neither is there, the project's own.
+        """
+        noted = self.about["store"]
+        named = self._uri or os.environ.get("MLFLOW_TRACKING_URI")
+        return named or (noted if noted and not is_missing(noted) else default_uri())
 
     @property
     def confirmed(self) -> dict[str, Any]:
@@ -110,6 +112,8 @@ class Mirror:
 
     def _run(self, client: MlflowClient, about: dict[str, Any]) -> Run:
         """The run in the store, found or created, open while it goes on, with its data set and params."""
+        from mlflow.exceptions import MlflowException
+
         run_id = self.confirmed.get("run_id")
         if run_id is None:
             found = client.search_runs(
@@ -120,7 +124,16 @@ class Mirror:
             )  # fmt: skip
             self._confirm(run_id=run.info.run_id, round=0)
         else:
-            run = client.get_run(run_id)
+            try:
+                run = client.get_run(run_id)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                raise UserError(
+                    f"The tracking store {self.uri} has no run {run_id}: {self._folder} began it in "
+                    f"{about['store'] or default_uri()}. Name that store by MLFLOW_TRACKING_URI=... or "
+                    "loggers.mlflow.tracking_uri=..., or go on with logger=csv."
+                ) from error
         run_id = run.info.run_id
         if run.info.lifecycle_stage != "active":
             raise UserError(
@@ -165,6 +178,7 @@ class Mirror:
                     for key, value in _named(values).items()
                     if round > reached.get(key, 0)
                 ]
+            points.sort(key=lambda point: point.key)  # a run's page lists them in this order: accuracy first
             if points:
                 client.log_batch(run_id, metrics=points)
             self._confirm(round=last)

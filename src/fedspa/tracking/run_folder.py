@@ -75,7 +75,7 @@ class RunFolder:
             self._tables[name] = Table(folder / name, columns, info.completed)
 
     def round(self, record: RoundRecord) -> None:
-        """Write a round; rounds.csv comes last, so that whoever finds a round there finds it everywhere."""
+        """Write a round; rounds.csv comes last: a round that is there is in the other tables too."""
         for event in record.events:
             self._tables["events.csv"].write(asdict(event))
         self._tables["timing.csv"].write({"round": record.round, **names.seconds(record.seconds)})
