@@ -153,7 +153,7 @@ def test_a_message_for_somebody_else_is_refused(space, known, envelope, reason):
         (5, b"\x09", "header is not valid: kind 9"),
         (6, b"\x03", "value type 3"),
         (7, b"\x03", "mask 3"),
-        (7, b"\x02", "next mask that it does not hold"),
+        (7, b"\x02", "next mask, which it does not hold"),
         (16, struct.pack("<Q", 2**63), f"4 values for {2**63} parameters"),
         (24, struct.pack("<Q", 2**63), f"{2**63} values"),
         (24, struct.pack("<Q", 5), "has 65 bytes, by its header it must have 69"),

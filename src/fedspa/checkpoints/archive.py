@@ -82,7 +82,7 @@ class _Stacks:
     def pieces(self) -> Iterator[bytes | memoryview]:
         yield file_header(self.layout())
         for rows in self.rows.values():
-            yield from (row.piece if isinstance(row, InFile) else as_bytes(row) for row in rows)
+            yield from (as_bytes(row.values() if isinstance(row, InFile) else row) for row in rows)
         yield self.plain
 
 

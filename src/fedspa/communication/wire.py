@@ -30,6 +30,7 @@ import torch
 
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.records import SEED_BYTES, Costs
+from fedspa.core.tensor_file import as_bytes
 from fedspa.core.weights import ParameterSpace
 from fedspa.costs.network import VALUE_BYTES
 
@@ -42,7 +43,7 @@ _UNDER = _KNOWN, _SEEDED, _NEXT = 0, 1, 2
 _SAME, _EMPTY, _FULL, _BITS = range(4)
 """The next mask of a tensor."""
 _HEADER = struct.Struct("<4s4B2I2Q8s")
-_CHECKSUM_BYTES = 8
+CHECKSUM_BYTES = 8
 _FLAGS = torch.empty(0, dtype=torch.bool)
 
 
@@ -106,9 +107,9 @@ def encode(message: Message, space: ParameterSpace, known: PackedMask, dtype: st
         _context(space, known, message.mask),
     )
     seed = b"" if message.seed is None else message.seed.to_bytes(SEED_BYTES, "little")
-    sent = _to_bytes(rounded.to(DTYPES[dtype])), _to_bytes(exact.float())
+    sent = as_bytes(rounded.to(DTYPES[dtype])), as_bytes(exact.float())
     body = b"".join((header, seed, _pack_pairs(changes), np.packbits(bits).tobytes(), *sent))
-    return body + _digest(body)
+    return body + checksum(body)
 
 
 def decode(
@@ -139,7 +140,7 @@ def decode(
         at += SEED_BYTES
 
     table_bytes = _table_bytes(len(space.sizes))
-    if len(data) < at + table_bytes + _CHECKSUM_BYTES:
+    if len(data) < at + table_bytes + CHECKSUM_BYTES:
         raise WireError(f"The message has {len(data)} bytes, too few for its own header.")
     changes = _unpack_pairs(data[at : at + table_bytes], len(space.sizes))
     at += table_bytes
@@ -147,22 +148,25 @@ def decode(
     mask_end = at + (spelled + 7) // 8
     exact = mask_end + (header.values - statistics) * DTYPES[header.dtype].itemsize
     end = exact + statistics * VALUE_BYTES
-    if len(data) != end + _CHECKSUM_BYTES:
+    if len(data) != end + CHECKSUM_BYTES:
         raise WireError(
-            f"The message has {len(data)} bytes, by its header it must have {end + _CHECKSUM_BYTES}."
+            f"The message has {len(data)} bytes, by its header it must have {end + CHECKSUM_BYTES}."
         )
 
     bits = np.unpackbits(np.frombuffer(data[at:mask_end], np.uint8), count=spelled)
     changed = any(change != _SAME for change in changes)
     next_mask = _next_mask(space, known, changes, bits) if changed else None
-    mask = _mask_of_values(header.under, known, next_mask, seed, draw)
+    drawn = draw(seed) if draw and seed is not None else None
+    mask = {_KNOWN: known, _SEEDED: drawn, _NEXT: next_mask}[header.under]
+    if mask is None:
+        missing = "a next mask, which it does not hold" if header.under == _NEXT else f"a mask of seed {seed}"
+        raise WireError(f"The message's values lie under {missing}: the receiver cannot get that mask.")
     flags = mask.unpack(like=_FLAGS)
     if header.context != _context(space, known, mask) or header.values != int(flags.count_nonzero()):
         raise WireError(f"The message is {envelope}, but for another network or under another mask.")
     vector = torch.zeros(space.total)
-    vector[flags] = torch.cat(
-        [_from_bytes(data[mask_end:exact], DTYPES[header.dtype]), _from_bytes(data[exact:end], torch.float32)]
-    )
+    rounded = floats(data[mask_end:exact], DTYPES[header.dtype])
+    vector[flags] = torch.cat([rounded, floats(data[exact:end], torch.float32)])
     return Message(envelope, vector, mask, next_mask, seed)
 
 
@@ -177,7 +181,7 @@ def update_bytes(
     """
     if not costs.traffic_bytes:
         return 0
-    frame = _HEADER.size + _table_bytes(tensors) + _CHECKSUM_BYTES
+    frame = _HEADER.size + _table_bytes(tensors) + CHECKSUM_BYTES
     exact = messages * statistics
     rounded = (costs.down_bytes + costs.up_bytes) // VALUE_BYTES - exact
     return messages * frame + rounded * DTYPES[dtype].itemsize + exact * VALUE_BYTES + costs.mask_bytes
@@ -192,13 +196,12 @@ class _Header(NamedTuple):
 
 def _read_header(data: bytes, space: ParameterSpace, envelope: Envelope) -> _Header:
     """The header of the expected message, checked. All its numbers are within bounds."""
-    if len(data) < _HEADER.size + _CHECKSUM_BYTES or data[: len(MAGIC)] != MAGIC:
+    if len(data) < _HEADER.size + CHECKSUM_BYTES or data[: len(MAGIC)] != MAGIC:
         raise WireError(f"The {len(data)} bytes are no message of fedspa.")
     _, version, kind, dtype, under, round, client, parameters, values, context = _HEADER.unpack_from(data)
     if version != VERSION:
         raise WireError(f"The message has version {version} of the wire format: only {VERSION} can be read.")
-    if data[-_CHECKSUM_BYTES:] != _digest(data[:-_CHECKSUM_BYTES]):
-        raise WireError("The message is damaged: its checksum does not agree with its bytes.")
+    checked_body(data)
     if kind >= len(KINDS) or dtype >= len(_CODES) or under not in _UNDER:
         raise WireError(f"The message's header is not valid: kind {kind}, value type {dtype}, mask {under}.")
     if (found := Envelope(KINDS[kind], round, client)) != envelope:
@@ -219,27 +222,6 @@ def _under(message: Message, known: PackedMask) -> int:
     if message.mask == message.next_mask:
         return _NEXT
     raise ValueError("values must lie under a mask that the receiver has, receives, or draws from a seed")
-
-
-def _mask_of_values(
-    under: int,
-    known: PackedMask,
-    next_mask: PackedMask | None,
-    seed: int | None,
-    draw: Callable[[int], PackedMask] | None,
-) -> PackedMask:
-    """The mask that a message's values lie under, on the receiver's side."""
-    if under == _SEEDED:
-        if draw is None or seed is None:
-            raise WireError(
-                f"The message's values lie under a random mask, whose seed {seed} means nothing here."
-            )
-        return draw(seed)
-    if under == _NEXT:
-        if next_mask is None:
-            raise WireError("The message's values lie under a next mask that it does not hold.")
-        return next_mask
-    return known
 
 
 def _changes(space: ParameterSpace, known: PackedMask, next_mask: PackedMask) -> tuple[list[int], np.ndarray]:
@@ -286,27 +268,26 @@ def _unpack_pairs(data: bytes, count: int) -> list[int]:
     return [2 * int(high) + int(low) for high, low in pairs]
 
 
-def _to_bytes(values: torch.Tensor) -> bytes:
-    """The bit patterns of floats. NumPy has no bfloat16, so integers of the same width are used."""
-    width = values.element_size()
-    return values.view(_integer(width)).numpy().astype(f"<i{width}", copy=False).tobytes()
+def floats(data: bytes, dtype: torch.dtype) -> torch.Tensor:
+    """The values in the bytes of a tensor: float32."""
+    patterns = np.frombuffer(data, f"<i{dtype.itemsize}")  # NumPy has no bfloat16
+    return torch.from_numpy(patterns.copy()).view(dtype).float()
 
 
-def _from_bytes(data: bytes, dtype: torch.dtype) -> torch.Tensor:
-    width = dtype.itemsize
-    patterns = np.frombuffer(data, f"<i{width}").astype(f"i{width}")
-    return torch.from_numpy(patterns).view(dtype).float()
+def checksum(data: bytes) -> bytes:
+    """The BLAKE2b digest at the end of a message."""
+    return hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).digest()
 
 
-def _integer(width: int) -> torch.dtype:
-    return torch.int32 if width == 4 else torch.int16
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_CHECKSUM_BYTES).digest()
+def checked_body(data: bytes) -> bytes:
+    """A message without its checksum. Raises `WireError` if that is wrong."""
+    body, end = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
+    if end != checksum(body):
+        raise WireError("The message is damaged: its checksum does not agree with its bytes.")
+    return body
 
 
 def _context(space: ParameterSpace, known: PackedMask, mask: PackedMask) -> bytes:
     """A digest of the facts that a reader needs but the message does not contain."""
     network = repr((space.names, space.shapes, space.statistics)).encode()
-    return _digest(network + known.bits.numpy().tobytes() + mask.bits.numpy().tobytes())
+    return checksum(network + known.bits.numpy().tobytes() + mask.bits.numpy().tobytes())

@@ -7,33 +7,38 @@ little-endian, and 8 bytes of BLAKE2b as a checksum.
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
-from fedspa.communication.wire import KINDS, VERSION, Envelope, WireError
+from fedspa.communication.wire import (
+    CHECKSUM_BYTES,
+    KINDS,
+    VERSION,
+    Envelope,
+    WireError,
+    checked_body,
+    checksum,
+    floats,
+)
+from fedspa.core.tensor_file import as_bytes
 from fedspa.costs.network import VALUE_BYTES
 
 _HEADER = struct.Struct("<4s2B2x2I")
-_MAGIC, _CHECKSUM_BYTES = b"FSPT", 8
 
 
 def message_bytes(values: int) -> int:
     """The bytes of a message of so many values; 0 without values."""
-    return _HEADER.size + VALUE_BYTES * values + _CHECKSUM_BYTES if values else 0
+    return _HEADER.size + VALUE_BYTES * values + CHECKSUM_BYTES if values else 0
 
 
 def encode_tensors(envelope: Envelope, tensors: Mapping[str, torch.Tensor]) -> bytes:
     """The bytes of named tensors; empty without tensors."""
     if not tensors:
         return b""
-    header = _HEADER.pack(_MAGIC, VERSION, KINDS.index(envelope.kind), envelope.round, envelope.client)
-    values = (tensors[name].detach().cpu().float().numpy() for name in sorted(tensors))
-    body = header + b"".join(np.ascontiguousarray(value, "<f4").tobytes() for value in values)
-    return body + _digest(body)
+    body = _header(envelope) + b"".join(as_bytes(tensors[name].float()) for name in sorted(tensors))
+    return body + checksum(body)
 
 
 def decode_tensors(
@@ -42,21 +47,14 @@ def decode_tensors(
     """The tensors of a message, with shape, dtype and device of `like`. Raises `WireError` for damaged bytes."""
     if not like:
         return {}
-    body, digest = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
-    if digest != _digest(body):
-        raise WireError("The message is damaged: its checksum does not agree with its bytes.")
-    expected = _HEADER.pack(_MAGIC, VERSION, KINDS.index(envelope.kind), envelope.round, envelope.client)
-    values = np.frombuffer(body, "<f4", offset=_HEADER.size)
-    if body[: _HEADER.size] != expected or len(values) != sum(tensor.numel() for tensor in like.values()):
+    body, sizes = checked_body(data), {name: like[name].numel() for name in sorted(like)}
+    if not body.startswith(_header(envelope)) or len(data) != message_bytes(sum(sizes.values())):
         raise WireError(f"The message does not hold the tensors of {envelope}.")
-    found, place = {}, 0
-    for name in sorted(like):
-        tensor = like[name]
-        piece = torch.from_numpy(values[place : place + tensor.numel()].copy())
-        found[name] = piece.view(tensor.shape).to(tensor)
-        place += tensor.numel()
-    return found
+    pieces = floats(body[_HEADER.size :], torch.float32).split([*sizes.values()])
+    return {
+        name: piece.view(like[name].shape).to(like[name]) for name, piece in zip(sizes, pieces, strict=True)
+    }
 
 
-def _digest(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=_CHECKSUM_BYTES).digest()
+def _header(envelope: Envelope) -> bytes:
+    return _HEADER.pack(b"FSPT", VERSION, KINDS.index(envelope.kind), envelope.round, envelope.client)

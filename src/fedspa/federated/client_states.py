@@ -1,31 +1,28 @@
-"""The states of the trained clients: in memory up to a bound, beyond it in a memory-mapped file."""
+"""The states of the trained clients: in memory up to a bound, beyond it in a temporary file."""
 
 from __future__ import annotations
 
-import mmap
 import os
 import tempfile
 from collections import UserDict, defaultdict
-from copy import copy
-from typing import TypeAlias
+from functools import cached_property
+from math import prod
+from typing import BinaryIO
 from weakref import WeakValueDictionary, finalize
 
+import numpy as np
 import torch
 
 from fedspa.core.client_state import ClientState, Item, StoredItem
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.tensor_file import as_bytes
 
-CHUNK = 1 << 26
-"""The step in bytes by which the file grows. Only written parts need space on the disk."""
-_ALIGNMENT = 64
-
-Place: TypeAlias = "tuple[mmap.mmap, int, int]"
-"""A map of a part of the file, the offset in the map, and the offset in the file."""
-
 
 class ClientStates(UserDict[int, ClientState]):
-    """Stores states by client. A state is replaced, never changed in place."""
+    """Stores states by client. A state is replaced, never changed in place.
+
+    A copy is an independent mapping that shares the states themselves.
+    """
 
     def __init__(self, memory: float = float("inf")) -> None:
         """`memory`: the bytes of states that stay in memory. Later ones go to a file in the folder for temporary
@@ -36,11 +33,6 @@ class ClientStates(UserDict[int, ClientState]):
     def __setitem__(self, client: int, state: ClientState) -> None:
         self.data[client] = ClientState({name: self._shelf.keep(item) for name, item in state.stored.items()})
 
-    def copy(self) -> ClientStates:
-        """An independent mapping that shares the states themselves."""
-        self._shelf.file.release_pages()
-        return copy(self)
-
     @property
     def bytes_in_file(self) -> int:
         """Bytes of the items that lie in the file now."""
@@ -48,26 +40,30 @@ class ClientStates(UserDict[int, ClientState]):
 
 
 class InFile:
-    """An item in the file. Its tensors are views of the file, and keep its place reserved."""
+    """An item in the file, which is read at each use. Its place is free again once nothing refers to this object."""
 
-    # No tensor is stored for an item. Each tensor would leave a small block of the C library behind each large block
-    # that is freed, and the large blocks could not be used again.
-    __slots__ = ("__weakref__", "dtype", "length", "piece", "shape")
+    __slots__ = ("__weakref__", "_file", "_start", "dtype", "length", "shape")
 
-    def __init__(self, piece: memoryview, values: torch.Tensor, length: int | None) -> None:
+    def __init__(self, file: _TemporaryFile, values: torch.Tensor, length: int | None) -> None:
         """`length`: the length of a mask; None for a tensor."""
-        self.piece, self.dtype, self.shape, self.length = piece, values.dtype, tuple(values.shape), length
+        self._file, self._start = file, file.write(values)
+        self.dtype, self.shape, self.length = values.dtype, tuple(values.shape), length
+        finalize(self, file.release, self._start, values.nbytes).atexit = False
+
+    def values(self) -> torch.Tensor:
+        """The tensor, or the bits of the mask."""
+        data = self._file.read(self._start, self.dtype.itemsize * prod(self.shape))
+        return data.view(self.dtype).view(self.shape)
 
     def item(self) -> Item:
-        values = torch.frombuffer(self.piece, dtype=self.dtype).view(self.shape)
-        return values if self.length is None else PackedMask(values, self.length)
+        return self.values() if self.length is None else PackedMask(self.values(), self.length)
 
 
 class _Shelf:
     """Stores items as long as something refers to them. An item that several clients share is stored once."""
 
     def __init__(self, memory: float) -> None:
-        self._room, self.file = memory, _MappedFile()
+        self._room, self.file = memory, _TemporaryFile()
         self._kept: WeakValueDictionary[int, Item | InFile] = WeakValueDictionary()
         """The item or its copy in the file, by the id of the item."""
 
@@ -83,7 +79,7 @@ class _Shelf:
             finalize(item, self._make_room, values.nbytes).atexit = False
             kept = item
         else:
-            kept = InFile(self.file.copied(values), values, length)
+            kept = InFile(self.file, values, length)
             finalize(item, self._kept.pop, id(item), None).atexit = False
         self._kept[id(item)] = kept
         return kept
@@ -92,46 +88,35 @@ class _Shelf:
         self._room += size
 
 
-class _MappedFile:
-    """A temporary file of tensors. A tensor's place is free again once nothing refers to it."""
+class _TemporaryFile:
+    """Places for the bytes of tensors. A free place is used again for a tensor of the same size."""
 
     def __init__(self) -> None:
-        self.used = 0
-        self._maps: list[mmap.mmap] = []
-        self._free: defaultdict[int, list[Place]] = defaultdict(list)
-        self._end = self._size = 0
+        self.used = self._end = 0
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
 
-    def copied(self, values: torch.Tensor) -> memoryview:
-        """The part of the file with a copy of a tensor. Raises `OSError` if the disk is full."""
+    @cached_property
+    def _file(self) -> BinaryIO:
+        return tempfile.TemporaryFile(buffering=0)
+
+    def write(self, values: torch.Tensor) -> int:
+        """Write a tensor. Returns its place. Raises `OSError` if the disk is full."""
         data = as_bytes(values)
-        map, at, start = place = (
-            self._free[len(data)].pop() if self._free[len(data)] else self._new(len(data))
-        )
-        written = 0
-        while written < len(data):  # not copied to the map: on a full disk that would end the process
+        if not self._free[len(data)]:
+            self._free[len(data)].append(self._end)
+            self._end += len(data)
+        start, written = self._free[len(data)].pop(), 0
+        while written < len(data):
             written += os.pwrite(self._file.fileno(), data[written:], start + written)
-        piece = memoryview(map)[at : at + len(data)]
-        finalize(piece, self._release, len(data), place).atexit = False
         self.used += len(data)
-        return piece
+        return start
 
-    def release_pages(self) -> None:
-        """Release the memory of pages that were read from the file."""
-        for map in self._maps:
-            map.madvise(mmap.MADV_DONTNEED)
+    def read(self, start: int, size: int) -> torch.Tensor:
+        """The bytes at a place: uint8 [size]."""
+        # Worker processes share the file's position, so it is not used.
+        return torch.from_numpy(np.frombuffer(os.pread(self._file.fileno(), size, start), np.uint8).copy())
 
-    def _release(self, size: int, place: Place) -> None:
+    def release(self, start: int, size: int) -> None:
+        """Make a place free for another tensor."""
         self.used -= size
-        self._free[size].append(place)
-
-    def _new(self, size: int) -> Place:
-        if not self._maps:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (open for as long as this object is)
-        if self._end + size > self._size:
-            self._end, length = self._size, -(-size // CHUNK) * CHUNK
-            self._size += length
-            os.ftruncate(self._file.fileno(), self._size)
-            self._maps.append(mmap.mmap(self._file.fileno(), length, offset=self._end))
-        start = self._end
-        self._end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return self._maps[-1], start - (self._size - len(self._maps[-1])), start
+        self._free[size].append(start)
