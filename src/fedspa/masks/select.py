@@ -30,8 +30,11 @@ def smallest(scores: torch.Tensor, k: int) -> torch.Tensor:
     threshold = _kth_smallest(scores, k)
     below = scores < threshold
     ties = scores == threshold
-    # Of the scores equal to the threshold, take only the first ones, as many as are still needed.
-    return below | (ties & (ties.cumsum(-1) <= k - below.sum(-1, keepdim=True)))
+    # Of the scores equal to the threshold, take only the first ones, as many as are still needed. One scan over all
+    # rows: a scan along the rows would use one block of a GPU for each.
+    found = ties.flatten().cumsum(0, dtype=torch.int32).view_as(ties)
+    before = found[..., :1] - ties[..., :1].to(torch.int32)
+    return below | (ties & (found <= before + k - below.sum(-1, keepdim=True)))
 
 
 def _kth_smallest(scores: torch.Tensor, k: int) -> torch.Tensor:
