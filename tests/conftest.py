@@ -19,8 +19,8 @@ from fedspa.studies.jobs import register_studies
 THOROUGH = """
 api batchnorm cli conv_pool cost_report docs_commands export extending files_page folder
 foreign_models hub interruption joining kernel_building launchers local_batchnorm malformed
-many_clients memory method_presets mlflow_away more_searchers other_data own_objects plugins ranks
-ranks_end report_pages resources resume_commands roles search slurm streams sweeps tracking_mlflow
+many_clients memory method_presets mlflow_away more_searchers other_data own_objects pairs plugins
+ranks ranks_end report_pages resources resume_commands roles search slurm streams sweeps tracking_mlflow
 unused
 """.split()  # noqa: SIM905 (a list of one name a line is long)
 """Files that `make test` leaves out: whole commands, rare failures, and what stands around a run."""
