@@ -42,9 +42,9 @@ def leave_out(settings: Config, parts: dict[str, Any], resolved: dict[str, Any])
         sentences += [
             f"{words} has no effect: method={name} sends nothing" for words in _of_messages(settings)
         ]
-    elif not method.sends_weights and settings.faults.norm_bound is not None:
+    elif (bound := settings.faults.norm_bound) is not None and "global" not in method.kinds:
         sentences.append(
-            f"faults.norm_bound={settings.faults.norm_bound} has no effect: method={name} sends no weights"
+            f"faults.norm_bound={bound} has no effect: method={name} sends no weights to a server"
         )
     if settings.save.upload_weights and not _sends_files(parts["loggers"]):
         sentences.append(
