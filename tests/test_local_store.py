@@ -17,7 +17,7 @@ from fedspa.core.errors import UserError
 from fedspa.report.runs import folders_in_store
 from fedspa.tracking import store
 from fedspa.tracking.fanout import Trackers
-from fedspa.tracking.mirror import CONFIRMED, Mirror
+from fedspa.tracking.mirror import ABOUT, CONFIRMED, Mirror
 from fedspa.tracking.mlflow_tracker import MLflowTracker
 from fedspa.tracking.run_folder import RunFolder
 from fedspa.tracking.store import is_missing, open_client, open_store, store_needed
@@ -175,3 +175,17 @@ def test_what_is_left_is_synced_after_the_project_has_moved(moved: Path) -> None
     Mirror(folder).sync()
     assert client.get_run(run_id).info.status == "FINISHED"
     assert [point.step for point in client.get_metric_history(run_id, "train/loss")] == [1, 2, 3, 4]
+
+
+def test_the_store_that_is_named_now_comes_before_the_one_of_the_folder(stand, monkeypatch, tmp_path):
+    stand(tmp_path / "project")
+    began, gone = (f"sqlite:///{tmp_path / name}" for name in ("began.db", "gone.db"))
+    (tmp_path / "began.db").touch()
+    (tmp_path / ABOUT).write_text(json.dumps({"store": began, "start": 0}))
+    assert Mirror(tmp_path).uri == began
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    assert Mirror(tmp_path).uri == "http://127.0.0.1:5000"
+    assert Mirror(tmp_path, "http://other").uri == "http://other"
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    (tmp_path / ABOUT).write_text(json.dumps({"store": gone, "start": 0}))
+    assert Mirror(tmp_path).uri == store.default_uri()
