@@ -45,6 +45,7 @@ JOBS = {
     "regrow": 3 * 3 * 2,
     "kinds": 3 * 3 * 3,
     "wall_time": 3,
+    "federation": 16 + 2 * 7 + 7,
 }
 METHODS = [
     ("fedspa", "dst"),
@@ -60,7 +61,12 @@ METHODS = [
 def shipped(name: str, *words: str) -> Study:
     """`-m sweep=<name> <words>`, as far as Hydra is not needed."""
     sweeper = OmegaConf.load(ROOT / "sweeps" / f"{name}.yaml").hydra.sweeper
-    return study(sweeper.params, sweeper.get("rows", []), [f"sweep={name}", *words], OverridesParser.create())
+    return study(
+        sweeper.get("params", {}),
+        sweeper.get("rows", []),
+        [f"sweep={name}", *words],
+        OverridesParser.create(),
+    )
 
 
 def adhoc(*words: str) -> Study:
