@@ -63,7 +63,8 @@ def begun(
 ) -> Iterator[BegunRun]:
     """Begin a run of the plan in `folder` and lock the folder. The caller takes the rounds.
 
-    With `resume` it continues from the newest readable checkpoint in the folder; without one it begins anew.
+    With `resume` it continues from the newest readable checkpoint in the folder. In a folder without checkpoints it
+    begins anew; if none of them can be read, it raises `UserError`.
 
     Raises `UserError` if the data or the network shows that the plan cannot work. That is before training
     starts and before any tracker has begun. A run that ends early saves its last complete round, and its trackers
