@@ -19,9 +19,8 @@ import numpy as np
 from fedspa.core.errors import UserError, check_range, nearest
 from fedspa.core.randomness import numpy_generator
 from fedspa.data import files, hub
-from fedspa.data.array_set import ArraySet
-from fedspa.data.image_set import ImageSet
-from fedspa.data.source import Data, Source
+from fedspa.data.sets import ArraySet, Data
+from fedspa.data.source import Source
 
 HELD_OUT = "none"
 """The test split of a data set that has none, or whose own is not to be used."""
@@ -337,7 +336,7 @@ class TableSource(Source):
         return len(part.rows)
 
     @abstractmethod
-    def _examples(self, part: Part, chosen: np.ndarray) -> ImageSet | ArraySet:
+    def _examples(self, part: Part, chosen: np.ndarray) -> ArraySet | ArraySet:
         """The examples of these numbers (int64 [n], sorted), counted over all that the rows make."""
 
     def _chosen(self, split: str, count: int) -> np.ndarray:
@@ -348,7 +347,7 @@ class TableSource(Source):
         check_range(f"dataset.{split}_rows", limit, low=1, high=count)
         return np.sort(numpy_generator(self.data_seed, f"{split}_rows").choice(count, limit, replace=False))
 
-    def read(self, split: str) -> ImageSet | ArraySet:
+    def read(self, split: str) -> ArraySet | ArraySet:
         part = self._part(split)
         self.rows_to_read(split, count := self._count(part), self.origin)
         return self._examples(part, self._chosen(split, count))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedspa.core.errors import UserError, check_range
-from fedspa.data.array_set import ArraySet
+from fedspa.data.sets import ArraySet
 from fedspa.data.tables import Part, TableSource
 
 NOTHING = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -16,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from fedspa.core import names
-from fedspa.core.paths import project_root
+from fedspa.core.paths import git
 from fedspa.report import tables
 from fedspa.report.cells import listed
 from fedspa.report.figures import DRAWN, Picture
@@ -154,10 +153,7 @@ def _facts(study: Study) -> Iterator[str]:
     versions = listed(sorted({str(run.summary.get("version", "unknown")) for run in study.all_runs}))
     places = "; ".join(setting.label for setting in study.settings)
     seeds = "seed" if len(study.seeds) == 1 else "seeds"
-    git = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(
-        git, cwd=project_root(), capture_output=True, text=True, check=False
-    ).stdout.strip()
+    commit = git("rev-parse", "--short", "HEAD")
     yield (
         f"Study {study.name}: {len(study.all_runs)} runs of fedspa {versions} on {places} ({seeds} "
         f"{listed(study.seeds)}). Reported on {date.today()}" + (f" at commit {commit}." if commit else ".")
