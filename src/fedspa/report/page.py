@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from fedspa.core import names
-from fedspa.core.paths import git
+from fedspa.core.paths import git, project_root
 from fedspa.report import tables
 from fedspa.report.cells import listed
 from fedspa.report.figures import DRAWN, Picture
