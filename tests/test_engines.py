@@ -33,8 +33,7 @@ from fedspa.core.client import Proximal, Trained
 from fedspa.core.errors import UserError
 from fedspa.core.paths import config_dir
 from fedspa.core.settings import TrainingSettings
-from fedspa.data.batches import Pixels
-from fedspa.data.image_set import Augmentation
+from fedspa.data.pixels import Augmentation, Pixels
 from fedspa.masks.dst import DST
 from fedspa.masks.rsm import RSM
 from fedspa.methods.ditto import Ditto

@@ -128,7 +128,7 @@ def accuracy_by_traffic(study: Study, setting: Setting) -> Picture | None:
 
 
 def client_accuracies(study: Study, setting: Setting) -> Picture | None:
-    """How the clients' accuracies spread at the end; None where no run kept its clients."""
+    """The spread of the clients' accuracies at the end; None where no run kept its clients."""
     kinds, rows = study.kinds_of(setting), study.rows_of(setting)
     rows = [row for row in rows if any(len(run.clients) for run in study.runs(row, setting))]
     if not kinds or not rows:
@@ -164,7 +164,7 @@ def client_accuracies(study: Study, setting: Setting) -> Picture | None:
 
 
 def mask_overlap(study: Study, setting: Setting) -> Picture | None:
-    """Whether the mask search finds the clients that are alike; None where no run kept masks."""
+    """Overlap of masks against overlap of labels, over pairs of clients; None where no run kept masks."""
     found: list[tuple[Row, list[masks.Overlap]]] = []
     for row in study.rows_of(setting):
         computed = (masks.overlap(run) for run in study.runs(row, setting) if run.has_masks)
@@ -201,7 +201,7 @@ def mask_overlap(study: Study, setting: Setting) -> Picture | None:
 
 
 def layer_densities(study: Study, setting: Setting) -> Picture | None:
-    """How dense the masks leave the weights of each layer; None where no run kept masks."""
+    """The density of each layer under the masks; None where no run kept masks."""
     shares: dict[Row, dict[str, np.ndarray]] = {}
     for row in study.rows_of(setting):
         if runs := [run for run in study.runs(row, setting) if run.has_masks]:

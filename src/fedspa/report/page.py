@@ -142,7 +142,7 @@ def _spans(table: Table) -> list[tuple[int, int]]:
 
 
 def _title(study: Study) -> str:
-    """As `FedSpa (DST), FedAvg and Ditto on CIFAR-10`."""
+    """The page's title, such as `FedSpa (DST), FedAvg and Ditto on CIFAR-10`."""
     methods = list(dict.fromkeys(row.name for row in study.rows))
     data = list(dict.fromkeys(setting.data for setting in study.settings))
     compared = listed(methods) if len(methods) < 5 else f"{len(methods)} methods"

@@ -22,7 +22,7 @@ from fedspa.core.records import VALIDATION
 from fedspa.core.weights import ParameterSpace
 from fedspa.costs.network import NetworkCosts
 from fedspa.data.examples import Examples
-from fedspa.data.source import Data
+from fedspa.data.sets import Data
 from fedspa.federated.client import ClientSetup
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.evaluation import Evaluator

@@ -31,7 +31,7 @@ from fedspa.core.records import (
     Spread,
     Tracker,
 )
-from fedspa.data.made import MadeImages
+from fedspa.data.sets import MadeImages
 from fedspa.federated.evaluation import spreads
 from fedspa.federated.exploration import EXPLORED_SHARES
 from fedspa.federated.scores import Kept
