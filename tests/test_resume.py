@@ -50,6 +50,9 @@ FILES = (*OF_FILES, *TINY[TINY.index("federation.clients=5") :], "partition=iid"
 RUNS: dict[str, tuple[str, ...]] = {
     "fedspa+dst": (ONE, "mask.initial=different", "checkpoint.every=1", "save.local=true", "theory.every=1"),
     "fedspa+dst, on the wire, two workers": (TWO, "federation.wire=fp32", "checkpoint.every=2"),
+    "fedspa+channels, on the wire, two workers": (
+        *(TWO, "mask=channels", "mask.initial=different", "federation.wire=fp32", "checkpoint.every=1"),
+    ),
     "fedspa+rsm": (ONE, "mask=rsm", "checkpoint.every=3"),
     "fedspa+set, eight rounds a checkpoint": (ONE, "mask.regrow=random", "checkpoint.every=8"),
     "fedavg": (ONE, "method=fedavg", "checkpoint.every=1", "checkpoint.keep=1"),
