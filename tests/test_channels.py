@@ -197,9 +197,21 @@ def test_personal_layers_stay_whole():
     assert ParameterSpace.of(network).channels.groups == (20, 50)
 
 
+class Fixed(nn.Module):
+    """A network whose forward pass has a number of features written in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 8, 1), nn.Linear(32, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.conv(x).relu().view(-1, 32))
+
+
 @pytest.mark.parametrize(
     ("network", "said"),
     [
+        (Fixed(), "cannot make the model narrower"),
         (nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), "finds no channels"),
         (
             nn.Sequential(
@@ -208,7 +220,7 @@ def test_personal_layers_stay_whole():
             "",
         ),
     ],
-    ids=["nothing", "numbers"],
+    ids=["fixed", "nothing", "numbers"],
 )
 def test_a_network_that_cannot_be_narrower_is_refused(network, said):
     with pytest.raises(UserError, match=f"mask=channels .*{said}"):

@@ -123,8 +123,8 @@ class ChannelDST(Widths, DST):
 def widths(channels: Channels, space: ParameterSpace, budget: int) -> tuple[int, ...]:
     """The number of active units of each group: as many as leave at most `budget` parameters active.
 
-    All groups get the largest common share that fits. Then they get one unit more as long as one fits, later groups
-    first, since their weights are used at fewer positions.
+    All groups get the largest common share that fits. The rest of the budget goes to the last groups, whose weights are
+    used at the fewest positions.
 
     Raises `UserError` if even one unit in each group is too much.
     """
@@ -144,11 +144,9 @@ def widths(channels: Channels, space: ParameterSpace, budget: int) -> tuple[int,
             f"mask=channels keeps one channel in each layer at least, {least:,} of the {total:,} parameters, but "
             f"sparsity leaves {budget:,}: use sparsity={int(1000 * (1 - least / total)) / 1000:g} at most."
         )
-    chosen, before = at(shares[fitting - 1]), None
-    while chosen != before:
-        before = chosen
-        for group, size in reversed(list(enumerate(channels.groups))):
-            wider = tuple(width + (i == group) for i, width in enumerate(chosen))
-            if wider[group] <= size and parameters(wider) <= budget:
-                chosen = wider
-    return chosen
+    chosen = list(at(shares[fitting - 1]))
+    for group in reversed(range(len(chosen))):
+        while chosen[group] <= channels.groups[group] and parameters(chosen) <= budget:
+            chosen[group] += 1
+        chosen[group] -= 1
+    return tuple(chosen)

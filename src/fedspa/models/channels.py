@@ -46,13 +46,12 @@ def set_channels(network: nn.Module, inputs: torch.Tensor) -> None:
     """
     probe = copy.deepcopy(network).eval()
     try:
-        graph = torch.export.export(probe, (inputs,)).module()
+        labels = _Labels(torch.export.export(probe, (inputs,)).module())
+        labels.run(inputs)
     except Exception as error:  # any error of torch with a user's network
         raise UserError(
             f"mask=channels cannot follow what the model computes ({brief(error)}): use mask=dst or another model."
         ) from error
-    labels = _Labels(graph)
-    labels.run(inputs)
     space = ParameterSpace.of(network)
     kept = space.names[len(space.names) - space.kept :]
     channels = _units(labels, space, [*labels.whole_tensors, *kept])
@@ -133,7 +132,10 @@ class _Labels(Interpreter):
         if layer or any(isinstance(leaf, _Weight) and leaf.size > 1 for leaf in pytree.tree_leaves(args)):
             return self._unknown(node, args, kwargs)
         if name in MOVES:
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            dense = pytree.tree_map(
+                lambda leaf: leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf, args
+            )
+            return node.target(*dense, **kwargs)  # type: ignore[operator]
         if name in WINDOWS:
             return _spread(self._along(args[0], 1), node.meta["val"].shape)
         if name in REDUCTIONS and len(args) > 1:
