@@ -10,7 +10,7 @@ import torch
 from bench import EMNIST, PlainLeNet5, federation, in_turns, plain_training, repeats, report, seconds
 
 from fedspa.core.launch import usable_cores
-from fedspa.data.image_set import ImageSet
+from fedspa.data.sets import ArraySet
 
 
 def plain_round(
@@ -33,11 +33,11 @@ def main() -> None:
         "dataset.train_size=12480", "eval.every=1000000",
     )  # fmt: skip
     train, rounds, cores = ours.data.train, ours.loop.rounds(), usable_cores()
-    assert isinstance(train, ImageSet)
+    assert isinstance(train, ArraySet)
     clients = [torch.from_numpy(rows) for rows in ours.rows.train]
 
     def plain() -> float:
-        return seconds(lambda: plain_round(train.images, train.labels, clients, cores))
+        return seconds(lambda: plain_round(train.inputs, train.targets, clients, cores))
 
     def fedspa() -> float:
         torch.set_num_threads(1)

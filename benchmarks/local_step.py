@@ -24,7 +24,7 @@ from bench import (
 )
 
 from fedspa.core.randomness import generator
-from fedspa.data.image_set import ImageSet
+from fedspa.data.sets import ArraySet
 from fedspa.models.resnet18 import ResNet18
 from fedspa.models.small_cnn import SmallCNN
 from fedspa.models.vgg11 import VGG11
@@ -65,11 +65,11 @@ def measured(model: str, repeats: int, overrides: Sequence[str]) -> Row:
     )  # fmt: skip
     engine, train = made.runner.setup.engine, made.data.train
     own = torch.from_numpy(made.rows.train[0])
-    assert isinstance(train, ImageSet)
+    assert isinstance(train, ArraySet)
     network = build().to(engine.device)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     images, labels, weights = (
-        item.to(engine.device) for item in (train.images, train.labels, engine.weights)
+        item.to(engine.device) for item in (train.inputs, train.targets, engine.weights)
     )
 
     def wait() -> None:

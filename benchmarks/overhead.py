@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from bench import Row, cpu_seconds, federation, in_turns, plain_training, repeats, report
 
-from fedspa.data.image_set import ImageSet
+from fedspa.data.sets import ArraySet
 from fedspa.federated.jobs import UpdateJob
 from fedspa.models.small_cnn import SmallCNN
 
@@ -38,12 +38,12 @@ def measured(method: str, repeats: int) -> Row:
     )  # fmt: skip
     runner, train = replace(made.runner, evaluators=[]), made.data.train
     own, network, state = torch.from_numpy(made.rows.train[0]), SmallCNN(1, 8, 10), made.loop.state
-    assert isinstance(train, ImageSet)
+    assert isinstance(train, ArraySet)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     job = UpdateJob(round=0, client=0, first=True, state=state.client_state(0))
 
     def plain() -> None:
-        end = plain_training(network, start, train.images, train.labels, own, epochs=1)
+        end = plain_training(network, start, train.inputs, train.targets, own, epochs=1)
         {name: start[name] - value for name, value in end.items()}
 
     def ours() -> None:

@@ -23,8 +23,8 @@ from fedspa.core.records import RoundRecord
 from fedspa.core.settings import EvalSettings, FaultSettings, FederationSettings, TrainingSettings
 from fedspa.core.weights import ParameterSpace
 from fedspa.costs.network import NetworkCosts
-from fedspa.data.batches import Pixels
-from fedspa.data.image_set import Augmentation, ImageSet
+from fedspa.data.pixels import Augmentation, Pixels
+from fedspa.data.sets import ArraySet
 from fedspa.federated.client import ClientSetup
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.evaluation import Evaluator
@@ -54,17 +54,17 @@ def fabric(dtype: torch.dtype = torch.float64) -> Fabric:
     return Fabric(accelerator="cpu", devices=1, precision=PRECISIONS[dtype])
 
 
-def random_images(count: int, side: int, classes: int, seed: int, channels: int = 1) -> ImageSet:
+def random_images(count: int, side: int, classes: int, seed: int, channels: int = 1) -> ArraySet:
     """Noise with labels; brighter on average in higher classes, so that there is something to learn."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(classes, size=count)
     noise = rng.integers(0, 128, size=(count, channels, side, side))
     images = noise + 127 * labels.reshape(-1, 1, 1, 1) // max(classes - 1, 1)
-    return ImageSet(torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(labels))
+    return ArraySet(torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(labels))
 
 
 def pixels(
-    images: ImageSet, dtype: torch.dtype = torch.float64, mean: float = 0.5, std: float = 0.25
+    images: ArraySet, dtype: torch.dtype = torch.float64, mean: float = 0.5, std: float = 0.25
 ) -> Pixels:
     return Pixels(images, [mean], [std], Augmentation(), "cpu", dtype)
 
@@ -85,8 +85,8 @@ def train(runner: Engine, weights: torch.Tensor, rows: torch.Tensor, **options: 
 class Clients:
     """Images, and which rows of them each client holds."""
 
-    train: ImageSet
-    test: ImageSet
+    train: ArraySet
+    test: ArraySet
     train_rows: Sequence[np.ndarray]
     test_rows: Sequence[np.ndarray]
     classes: int
@@ -185,7 +185,7 @@ def federation(
         seed=seed,
         training=training,
         engine=runner,
-        network=NetworkCosts.of(network, tuple(clients.train.images.shape[1:]), convention),
+        network=NetworkCosts.of(network, tuple(clients.train.inputs.shape[1:]), convention),
         client_rows=clients.train_rows,
         target_counts=active,
         initial=whole[: space.total].clone(),

@@ -106,11 +106,10 @@ class TrackingServer:
         if call == "runs/log-batch":
             self._validate(run, body.get("metrics", []))
             run["points"] += body.get("metrics", [])
-            run["params"] |= {param["key"]: param["value"] for param in body.get("params", [])}
+            for several in ("params", "tags"):
+                run[several] |= {one["key"]: one["value"] for one in body.get(several, [])}
         elif call == "runs/log-inputs":
             run["inputs"] = body.get("datasets", [])
-        elif call == "runs/set-tag":
-            run["tags"][body["key"]] = body["value"]
         elif call == "runs/delete-tag":
             del run["tags"][body["key"]]
         elif call == "runs/update":

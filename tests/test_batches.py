@@ -8,17 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedspa.data.batches import Pixels
-from fedspa.data.image_set import Augmentation, ImageSet
+from fedspa.data.pixels import Augmentation, Pixels
+from fedspa.data.sets import ArraySet
 
 N, SIDE = 23, 7
 MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]
 
 
-def image_set(channels: int = 3, seed: int = 0) -> ImageSet:
+def image_set(channels: int = 3, seed: int = 0) -> ArraySet:
     source = torch.Generator().manual_seed(seed)
     images = torch.randint(256, (N, channels, SIDE, SIDE), generator=source, dtype=torch.uint8)
-    return ImageSet(images, torch.arange(N) % 5)
+    return ArraySet(images, torch.arange(N) % 5)
 
 
 def pixels(
@@ -58,7 +58,7 @@ def test_augmentation_equals_the_steps_by_hand(
     assert (draws is None) == (not augmentation.active)
     plain = torch.tensor([[padding, padding, 0, 0, 0]] * 6) if draws is None else draws
     for image, row, draw in zip(batch.inputs, rows, plain.tolist(), strict=True):
-        expected = by_hand(image_set(channels).images[row].numpy(), draw, augmentation)
+        expected = by_hand(image_set(channels).inputs[row].numpy(), draw, augmentation)
         np.testing.assert_allclose(image.numpy(), expected, atol=1e-12)
 
 
@@ -69,7 +69,7 @@ def test_batches_are_normalised_channels_last_and_labelled() -> None:
     assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
     assert batch.targets.tolist() == [4, 0, 1]
     centre, spread = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
-    expected = (image_set().images[[4, 0, 11]] / 255 - centre) / spread
+    expected = (image_set().inputs[[4, 0, 11]] / 255 - centre) / spread
     torch.testing.assert_close(batch.inputs, expected, atol=1e-6, rtol=1e-5)
     assert pixels(dtype=torch.bfloat16).batch(torch.tensor([0]), None).inputs.dtype == torch.bfloat16
 

@@ -56,7 +56,7 @@ def test_the_average_of_two_clients_by_hand(weighting, shares):
         clients,
         TrainingSettings(epochs=1, batch_size=8),
     )
-    batches = [(clients.train.images[rows].double() / 255 - 0.5) / 0.25 for rows in clients.train_rows]
+    batches = [(clients.train.inputs[rows].double() / 255 - 0.5) / 0.25 for rows in clients.train_rows]
     wanted = [
         sum(share * float(batch.mean()) / 2 for share, batch in zip(shares, batches, strict=True)),
         sum(share * (1 + float(batch.var())) / 2 for share, batch in zip(shares, batches, strict=True)),
@@ -158,13 +158,13 @@ def test_statistics_are_averaged_exactly_through_a_rounding_wire(wire):
     """A variance that falls from 0.9985 to nearly 0 within an update. Rounded to bf16 it is 1 on its way down, and so
     is the update on its way up: the server would be left with a negative variance, of which the network makes NaN."""
     clients = random_clients(2, 6, side=3, classes=2)
-    clients.train.images.copy_(127 + clients.train.images % 2)
+    clients.train.inputs.copy_(127 + clients.train.inputs % 2)
     model = Brightness()
     model.norm.momentum, model.norm.running_var = 1.0, torch.tensor([0.9985])
     training = TrainingSettings(epochs=1, batch_size=8)
     done = federation(FedAvg(name="fedavg"), model, clients, training, wire=wire, dtype=torch.float32)
     (record,) = done.run()
-    batches = [(clients.train.images[rows].float() / 255 - 0.5) / 0.25 for rows in clients.train_rows]
+    batches = [(clients.train.inputs[rows].float() / 255 - 0.5) / 0.25 for rows in clients.train_rows]
     wanted = [
         sum(share * float(figure(batch)) for share, batch in zip((1 / 4, 3 / 4), batches, strict=True))
         for figure in (torch.mean, torch.var)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from fedspa.core.errors import UserError
 from fedspa.core.records import ClientTests
 from fedspa.data.digits import Digits
-from fedspa.data.image_set import ImageSet
-from fedspa.data.source import Data
+from fedspa.data.sets import ArraySet, Data
 from fedspa.partition.base import Partition
 from fedspa.partition.client_tests import largest_fitting, largest_remainder
 from fedspa.partition.clients import client_rows
@@ -32,8 +31,8 @@ class Given(Partition):
         return np.split(np.arange(len(labels)), np.cumsum(self.sizes)[:-1])
 
 
-def labelled(labels: list[int]) -> ImageSet:
-    return ImageSet(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), torch.tensor(labels))
+def labelled(labels: list[int]) -> ArraySet:
+    return ArraySet(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), torch.tensor(labels))
 
 
 def source(**changes: object) -> Digits:
@@ -47,8 +46,8 @@ def test_test_rows_follow_the_label_shares_by_largest_remainder() -> None:
     # Client 0: 3 of class 0, 2 of class 1, 1 of class 2; of 10 images: quotas 5, 3.33, 1.67 -> 5, 3, 2.
     data = Data(labelled([0, 0, 0, 1, 1, 2] + [1, 1]), labelled([0, 1, 2] * 30))
     rows = client_rows(data, source(client_test_images=10), Given(6, 2), 2, seed=0)
-    assert np.bincount(data.test.labels[rows.test[0]], minlength=3).tolist() == [5, 3, 2]
-    assert np.bincount(data.test.labels[rows.test[1]], minlength=3).tolist() == [0, 10, 0]
+    assert np.bincount(data.test.targets[rows.test[0]], minlength=3).tolist() == [5, 3, 2]
+    assert np.bincount(data.test.targets[rows.test[1]], minlength=3).tolist() == [0, 10, 0]
     assert all(len(np.unique(part)) == len(part) for part in rows.test)  # without replacement
     assert [part.tolist() for part in rows.train] == [[0, 1, 2, 3, 4, 5], [6, 7]]
 
@@ -56,19 +55,19 @@ def test_test_rows_follow_the_label_shares_by_largest_remainder() -> None:
 def test_ceil_rounds_every_class_up_and_stops_at_what_there_is() -> None:
     data = Data(labelled([0, 0, 0, 1, 1, 2]), labelled([0, 1, 2] * 30))
     rounded = client_rows(data, source(client_test_images=10, client_test_rounding="ceil"), Given(6), 1, 0)
-    assert np.bincount(data.test.labels[rounded.test[0]]).tolist() == [5, 4, 2]  # 5, 3.33, 1.67 rounded up
+    assert np.bincount(data.test.targets[rounded.test[0]]).tolist() == [5, 4, 2]  # 5, 3.33, 1.67 rounded up
     many = client_rows(data, source(client_test_images=90, client_test_rounding="ceil"), Given(6), 1, 0)
-    assert np.bincount(data.test.labels[many.test[0]]).tolist() == [30, 30, 15]  # 45 wanted, 30 there
+    assert np.bincount(data.test.targets[many.test[0]]).tolist() == [30, 30, 15]  # 45 wanted, 30 there
 
 
 def test_a_scarce_class_shrinks_the_test_set_and_keeps_the_shares() -> None:
     # Even shares, 4 test images of class 1: of 9 images it is asked for 4 (the tie goes to the lower class).
     data = Data(labelled([0, 1]), labelled([0] * 50 + [1] * 4))
     rows = client_rows(data, source(client_test_images=18), Given(2), 1, seed=0)
-    assert np.bincount(data.test.labels[rows.test[0]]).tolist() == [5, 4]
+    assert np.bincount(data.test.targets[rows.test[0]]).tolist() == [5, 4]
 
 
-def many(**counts: int) -> ImageSet:
+def many(**counts: int) -> ArraySet:
     return labelled(
         [label for label, count in zip((0, 1, 2), counts.values(), strict=True) for _ in range(count)]
     )
@@ -143,7 +142,7 @@ def test_far_too_many_test_images_are_told_at_once(rounding: str) -> None:
         0,
     )
     # All of class a are 5000/8001 of 1,600: the rest is 599.9 of b and 0.2 of c.
-    counts = np.bincount(data.test.labels[rows.test[0]], minlength=3).tolist()
+    counts = np.bincount(data.test.targets[rows.test[0]], minlength=3).tolist()
     assert counts == ([1000, 600, 0] if rounding == "exact" else [1000, 1000, 1000])
 
 

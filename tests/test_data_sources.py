@@ -24,8 +24,8 @@ from PIL import Image
 from fedspa.config.plan import register
 from fedspa.core.errors import UserError
 from fedspa.data.digits import Digits
-from fedspa.data.image_set import Augmentation
 from fedspa.data.images import PublishedImages
+from fedspa.data.pixels import Augmentation
 from fedspa.data.source import Source
 from fedspa.data.synthetic import SyntheticImages
 from fedspa.data.tables import TableSource
@@ -130,12 +130,12 @@ def test_every_shipped_data_set_is_typed_and_builds(file: Path) -> None:
 
 def test_digits_are_split_evenly_and_completely() -> None:
     data = Digits(**facts(classes=10, image_size=8, train_size=1397, test_size=400)).load()
-    assert torch.bincount(data.test.labels).tolist() == [40] * 10
+    assert torch.bincount(data.test.targets).tolist() == [40] * 10
     assert len(data.train) == 1397
     from sklearn.datasets import load_digits
 
     original = np.rint(load_digits().images * 255 / 16).astype(np.uint8)
-    ours = torch.cat([data.train.images, data.test.images]).numpy()[:, 0]
+    ours = torch.cat([data.train.inputs, data.test.inputs]).numpy()[:, 0]
     assert sorted(image.tobytes() for image in original) == sorted(image.tobytes() for image in ours)
     assert ours.max() == 255
 
@@ -154,20 +154,20 @@ def test_a_folder_gives_the_exact_pixels_in_shard_order(tmp_path: Path, channels
     pq.write_table(table(encoded[5:], labels[5:]), folder / "train-00001-of-00002.parquet")
     for rows in (None, 3, 8):
         data = published(tmp_path, channels=channels, train_rows=rows).load()
-        assert data.train.images.dtype == torch.uint8
-        assert np.array_equal(data.train.images.permute(0, 2, 3, 1).numpy(), pixels[:rows])
-        assert data.train.labels.tolist() == labels[:rows]
+        assert data.train.inputs.dtype == torch.uint8
+        assert np.array_equal(data.train.inputs.permute(0, 2, 3, 1).numpy(), pixels[:rows])
+        assert data.train.targets.tolist() == labels[:rows]
 
 
 def test_grey_pictures_serve_a_colour_data_set(tmp_path: Path) -> None:
     data = published(write(tmp_path), channels=3).load()
-    assert np.array_equal(data.train.images[:, 0].numpy(), pictures(TRAIN)[..., 0])
-    assert torch.equal(data.train.images[:, 0], data.train.images[:, 2])
+    assert np.array_equal(data.train.inputs[:, 0].numpy(), pictures(TRAIN)[..., 0])
+    assert torch.equal(data.train.inputs[:, 0], data.train.inputs[:, 2])
 
 
 def test_transpose_swaps_rows_and_columns(tmp_path: Path) -> None:
     data = published(write(tmp_path), transpose=True).load()
-    assert np.array_equal(data.train.images[:, 0].numpy(), pictures(TRAIN)[..., 0].transpose(0, 2, 1))
+    assert np.array_equal(data.train.inputs[:, 0].numpy(), pictures(TRAIN)[..., 0].transpose(0, 2, 1))
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 2], [1, 2, 3]])
@@ -274,7 +274,7 @@ def test_damaged_files_end_in_one_sentence(tmp_path: Path, damage: list[tuple[fl
     except UserError as error:
         assert "\n" not in str(error)
     else:
-        assert data.train.images.shape == (
+        assert data.train.inputs.shape == (
             TRAIN,
             1,
             SIDE,
@@ -380,14 +380,14 @@ def test_synthetic_images_are_learnable_and_repeatable(channels: int, side: int,
     shape = dict(channels=channels, image_size=side, classes=classes, train_size=1500, test_size=300)
     source = SyntheticImages(**facts(**shape))
     data, again = source.load(), SyntheticImages(**facts(**shape, train_rows=1100)).load()
-    assert torch.equal(data.train.images[:1100], again.train.images)
-    assert torch.equal(data.train.labels[:1100], again.train.labels)
-    assert not torch.equal(data.train.images[:300], data.test.images)
+    assert torch.equal(data.train.inputs[:1100], again.train.inputs)
+    assert torch.equal(data.train.targets[:1100], again.train.targets)
+    assert not torch.equal(data.train.inputs[:300], data.test.inputs)
     other = SyntheticImages(**facts(**shape, data_seed=1)).load()
-    assert not torch.equal(data.train.images, other.train.images)
-    means = torch.stack([data.train.images[data.train.labels == c].double().mean(0) for c in range(classes)])
-    nearest = torch.cdist(data.test.images.double().flatten(1), means.flatten(1)).argmin(1)
-    assert (nearest == data.test.labels).double().mean() > 0.9
+    assert not torch.equal(data.train.inputs, other.train.inputs)
+    means = torch.stack([data.train.inputs[data.train.targets == c].double().mean(0) for c in range(classes)])
+    nearest = torch.cdist(data.test.inputs.double().flatten(1), means.flatten(1)).argmin(1)
+    assert (nearest == data.test.targets).double().mean() > 0.9
 
 
 # ---- real data, where there is some
@@ -403,11 +403,11 @@ def test_real_data_has_its_declared_facts(name: str, folder: str) -> None:
         pytest.skip(f"no {folder} there")
     source = shipped(name, path=str(path), train_rows=5000, test_rows=1000)
     data = source.load()
-    pixels = data.train.images.double() / 255
+    pixels = data.train.inputs.double() / 255
     # JPEG copies differ a little from the originals, and the first 5,000 images from all
     assert torch.allclose(pixels.mean((0, 2, 3)), torch.tensor(source.mean, dtype=torch.float64), atol=0.01)
     assert torch.allclose(pixels.std((0, 2, 3)), torch.tensor(source.std, dtype=torch.float64), atol=0.01)
-    assert len(data.train.labels.unique()) == source.classes
+    assert len(data.train.targets.unique()) == source.classes
 
 
 @pytest.mark.skipif(not REAL, reason="FEDSPA_DATA names no folder of real data sets")
@@ -417,10 +417,10 @@ def test_real_letters_stand_upright() -> None:
         pytest.skip("no emnist_letters-fixture there")
     source = shipped("emnist_letters", path=str(path), test_rows=51)
     letters = source.read("test")
-    assert letters.images.shape == (51, 1, 28, 28)
-    assert letters.labels.unique().tolist() == list(range(26))
+    assert letters.inputs.shape == (51, 1, 28, 28)
+    assert letters.targets.unique().tolist() == list(range(26))
     for letter in "fgj":  # taller than wide
-        ink = letters.images[letters.labels == ord(letter) - ord("a")][0, 0] > 0
+        ink = letters.inputs[letters.targets == ord(letter) - ord("a")][0, 0] > 0
         assert ink.any(1).sum() > ink.any(0).sum() + 3
     with pytest.raises(UserError, match="dataset.train_split=train is no split of"):
         source.load()

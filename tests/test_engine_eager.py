@@ -14,7 +14,7 @@ from torch import nn
 
 from fedspa.core.client import Proximal
 from fedspa.core.settings import TrainingSettings
-from fedspa.data.batches import Batch
+from fedspa.data.examples import Batch
 from fedspa.models.initialise import seeded
 from fedspa.models.lenet5 import LeNet5
 from fedspa.training.eager import EagerEngine
@@ -220,7 +220,7 @@ def test_predict_is_the_argmax_of_the_network_in_evaluation_mode():
     for batch_size in (1, 3, 100):
         assert runner.predict(weights, PIXELS, rows, batch_size).tolist() == expected
 
-    right = sum(int(IMAGES.labels[row]) == guess for row, guess in zip(rows, expected, strict=True))
+    right = sum(int(IMAGES.targets[row]) == guess for row, guess in zip(rows, expected, strict=True))
     assert runner.accuracy(weights, rows) == right / 7
 
 

@@ -19,7 +19,7 @@ from fedspa.core.client_state import ClientState
 from fedspa.core.records import Spread
 from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
-from fedspa.data.image_set import ImageSet
+from fedspa.data.sets import ArraySet
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.evaluation import Evaluator, Model, PredictionBatch, predict_all, score_models, scored
 from fedspa.federated.executor import InProcess
@@ -105,7 +105,7 @@ def test_the_latest_score_of_a_client_counts(rounds):
 BRIGHT, DARK = 255, 0  # +1 and -1 to the network
 SIGN = torch.tensor([0, 1.0, 0, 0], dtype=torch.float64)  # bright is 1, dark is 0
 PICTURES = torch.tensor([BRIGHT, BRIGHT, DARK, DARK, BRIGHT, DARK], dtype=torch.uint8).view(6, 1, 1, 1)
-TEST = ImageSet(PICTURES, torch.tensor([1, 0, 0, 0, 1, 1]))
+TEST = ArraySet(PICTURES, torch.tensor([1, 0, 0, 0, 1, 1]))
 ROWS = [np.array([0, 1, 2, 3]), np.array([5]), np.array([1, 4])]  # sizes 4, 1 and 2; row 1 is tested twice
 
 

@@ -131,8 +131,8 @@ def test_an_exported_model_is_as_accurate_as_the_run_found_it(
         for kind in plan.method.kinds:
             if row[f"accuracy/{kind}"]:
                 module = StoredRun(folder).model(kind, client).module
-                images = data.test.images[tested[client]].float() / 255
-                right = module(images).argmax(1) == data.test.labels[tested[client]]
+                images = data.test.inputs[tested[client]].float() / 255
+                right = module(images).argmax(1) == data.test.targets[tested[client]]
                 assert 100 * float(right.double().mean()) == pytest.approx(
                     float(row[f"accuracy/{kind}"]), rel=1e-6
                 )

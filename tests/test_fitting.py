@@ -62,9 +62,8 @@ def test_free_memory_is_that_of_the_machine_within_the_container(
 
 
 def test_without_crops_the_images_are_not_copied(plan: Any) -> None:
-    from fedspa.data.batches import Pixels
-    from fedspa.data.image_set import Augmentation
+    from fedspa.data.pixels import Augmentation, Pixels
 
     images = plan().dataset.load().train
     pixels = Pixels(images, [0.5], [0.5], Augmentation(flip=True), CPU, torch.float32)
-    assert pixels._images.data_ptr() == images.images.data_ptr()
+    assert pixels._images.data_ptr() == images.inputs.data_ptr()

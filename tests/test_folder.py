@@ -17,8 +17,8 @@ from PIL import Image
 
 from fedspa.config.plan import Plan, check
 from fedspa.core.errors import UserError
-from fedspa.data.image_set import ImageSet
 from fedspa.data.images import Images
+from fedspa.data.sets import ArraySet
 from fedspa.data.tables import held_out
 from fedspa.partition.clients import client_rows
 
@@ -44,9 +44,9 @@ def source(plan: Planner, path: Path, *overrides: str) -> Images:
     return found
 
 
-def sets(found: Images) -> tuple[ImageSet, ImageSet]:
+def sets(found: Images) -> tuple[ArraySet, ArraySet]:
     data = found.load()
-    assert isinstance(data.train, ImageSet) and isinstance(data.test, ImageSet)
+    assert isinstance(data.train, ArraySet) and isinstance(data.test, ArraySet)
     return data.train, data.test
 
 
@@ -56,13 +56,13 @@ def test_facts_pixels_and_classes_come_from_the_files(plan: Planner, pets: Path)
     assert facts == ("pets", 3, 3, 8, 22, 9)
     train, test = sets(found)
     assert found.load().class_names == ("a cat", "dog", "owl")
-    assert train.labels.tolist() == [0] * 9 + [1] * 7 + [2] * 6
-    assert test.labels.tolist() == [0] * 2 + [1] * 4 + [2] * 3
+    assert train.targets.tolist() == [0] * 9 + [1] * 7 + [2] * 6
+    assert test.targets.tolist() == [0] * 2 + [1] * 4 + [2] * 3
     for row, file in ((0, "a cat/000"), (10, "dog/001"), (21, "owl/005")):
         assert np.array_equal(
-            train.images[row].permute(1, 2, 0), np.asarray(Image.open(pets / f"train/{file}.png"))
+            train.inputs[row].permute(1, 2, 0), np.asarray(Image.open(pets / f"train/{file}.png"))
         )
-    every = train.images.double().numpy() / 255
+    every = train.inputs.double().numpy() / 255
     assert np.allclose(found.mean, every.mean((0, 2, 3)), atol=1e-4)
     assert np.allclose(found.std, every.std((0, 2, 3)), atol=1e-4)
 
@@ -126,12 +126,12 @@ def test_without_a_test_split_a_share_of_each_class_is_held_out(plan: Planner, t
     assert (found.train_size, found.test_size, found.test_split) == (21, 9, "none")
     assert "a share of 0.3 of each class of split train, the same for every seed" in found.remarks[1]
     train, test = sets(found)
-    assert train.labels.bincount().tolist() == [7, 14] and test.labels.bincount().tolist() == [3, 6]
-    images = [image.numpy().tobytes() for image in (*train.images, *test.images)]
+    assert train.targets.bincount().tolist() == [7, 14] and test.targets.bincount().tolist() == [3, 6]
+    images = [image.numpy().tobytes() for image in (*train.inputs, *test.inputs)]
     assert len(set(images)) == 30
     other = source(plan, flat, "dataset.test_fraction=0.3", "dataset.data_seed=1", "seed=0")
-    assert sets(other)[1].images.numpy().tobytes() != test.images.numpy().tobytes()
-    assert sets(source(plan, flat, "dataset.test_fraction=0.3", "seed=9"))[1].images.equal(test.images)
+    assert sets(other)[1].inputs.numpy().tobytes() != test.inputs.numpy().tobytes()
+    assert sets(source(plan, flat, "dataset.test_fraction=0.3", "seed=9"))[1].inputs.equal(test.inputs)
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.floats(0.01, 0.99), st.integers(0, 99))
@@ -155,7 +155,7 @@ def test_a_row_limit_takes_a_sample_not_the_first_class(plan: Planner, pets: Pat
     found = source(plan, pets, "dataset.train_rows=11", "dataset.test_rows=5")
     train, test = sets(found)
     assert (len(train), len(test), found.train_size, found.test_size) == (11, 5, 22, 9)
-    assert len(train.labels.unique()) == 3
+    assert len(train.targets.unique()) == 3
 
 
 def test_validation_is_taken_for_a_test_split_and_said_to_be(plan: Planner, pets: Path) -> None:
@@ -224,7 +224,7 @@ def test_images_of_several_sizes_need_a_resize(plan: Planner, pets: Path) -> Non
     ):
         source(plan, pets)
     train, _ = sets(source(plan, pets, "dataset.image_size=6", "dataset.resize=pad"))
-    assert train.images.shape == (22, 3, 6, 6)
+    assert train.inputs.shape == (22, 3, 6, 6)
     (pets / "train/dog/001.png").unlink()
     with pytest.raises(
         UserError, match="it is 8 x 8 pixels, dataset.image_size=6: set dataset.resize to crop"
@@ -240,9 +240,9 @@ def test_columns_of_a_metadata_file_can_label_and_group(plan: Planner, pets: Pat
     train, _ = sets(source(plan, pets, "dataset.group_by=writer"))
     assert train.groups is not None
     assert train.groups.tolist() == [str(i) for count in (9, 7, 6) for i in range(count)]
-    assert train.labels.tolist() == [0] * 9 + [1] * 7 + [2] * 6
+    assert train.targets.tolist() == [0] * 9 + [1] * 7 + [2] * 6
     found = source(plan, pets, "dataset.label=writer")
-    assert (found.classes, sets(found)[0].labels.tolist()[:4]) == (9, [0, 1, 2, 3])
+    assert (found.classes, sets(found)[0].targets.tolist()[:4]) == (9, [0, 1, 2, 3])
     with pytest.raises(
         UserError, match=r"dataset.group_by=writers is no column of .*: did you mean writer\?"
     ):
@@ -271,7 +271,7 @@ def clinic(tmp_path: Path) -> Path:
 def class_counts(found: Images) -> dict[str, int]:
     """Images of each class in both splits."""
     data = found.load()
-    labels = np.concatenate([part.labels.numpy() for part in (data.train, data.test)])  # type: ignore[union-attr]
+    labels = np.concatenate([part.targets.numpy() for part in (data.train, data.test)])  # type: ignore[union-attr]
     return dict(zip(data.class_names, np.bincount(labels).tolist(), strict=True))
 
 
@@ -463,9 +463,9 @@ def test_oblong_images_stay_oblong(plan: Planner, tmp_path: Path) -> None:
     found = source(plan, root)
     assert found.image_size == [5, 12] and found.input_shape == (3, 5, 12)
     train, _ = sets(found)
-    assert train.images.shape[1:] == (3, 5, 12)
+    assert train.inputs.shape[1:] == (3, 5, 12)
     cut = source(plan, root, "dataset.image_size=[4,8]", "dataset.resize=crop")
-    assert sets(cut)[0].images.shape[1:] == (3, 4, 8)
+    assert sets(cut)[0].inputs.shape[1:] == (3, 4, 8)
 
 
 @pytest.fixture
@@ -485,8 +485,8 @@ def test_a_flat_folder_and_a_table_of_names_labels_and_users(plan: Planner, albu
     assert class_counts(found) == {"x": 6, "y": 6}
     text = (album / "labels.csv").read_text()
     (album / "labels.csv").write_text(text.replace(".png", ""))  # names without their ending
-    assert sets(source(plan, album))[0].labels.equal(
-        sets(source(plan, album, "dataset.label=label"))[0].labels
+    assert sets(source(plan, album))[0].targets.equal(
+        sets(source(plan, album, "dataset.label=label"))[0].targets
     )
     (album / "labels.csv").write_text(text.replace("03.png", "333.png"))
     with pytest.raises(UserError, match="labels.csv names 333.png, but there is no such image in"):
@@ -503,7 +503,7 @@ def test_an_archive_is_its_folder(plan: Planner, album: Path, pets: Path, tmp_pa
             )
             packed = source(plan, Path(archive))
             assert packed.fingerprint == whole.fingerprint
-            assert sets(packed)[0].images.equal(sets(whole)[0].images)
+            assert sets(packed)[0].inputs.equal(sets(whole)[0].inputs)
     Path(archive).write_bytes(Path(archive).read_bytes()[:200])
     with pytest.raises(UserError, match="is no sound archive"):
         source(plan, Path(archive))

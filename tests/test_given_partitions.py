@@ -15,19 +15,18 @@ from hypothesis import strategies as st
 
 from fedspa.config.plan import Plan
 from fedspa.core.errors import UserError
-from fedspa.data.image_set import ImageSet
-from fedspa.data.source import Data
+from fedspa.data.sets import ArraySet, Data
 from fedspa.partition.base import partition_hash
 from fedspa.partition.clients import client_rows
 from fedspa.partition.column import ColumnPartition
 from fedspa.partition.file import FilePartition
 
 
-def images(groups: list[str] | None = None, count: int | None = None, seed: int = 0) -> ImageSet:
+def images(groups: list[str] | None = None, count: int | None = None, seed: int = 0) -> ArraySet:
     size = len(groups) if groups is not None else int(count or 0)
     draws = torch.Generator().manual_seed(seed)
     pixels = torch.randint(256, (size, 1, 2, 2), dtype=torch.uint8, generator=draws)
-    return ImageSet(
+    return ArraySet(
         pixels, torch.arange(size) % 3, None if groups is None else np.array(groups, dtype=object)
     )
 
@@ -116,7 +115,7 @@ def test_another_seed_takes_other_values() -> None:
         ),
     ],
 )
-def test_data_that_has_no_such_clients_is_told(train: ImageSet, test: ImageSet, sentence: str) -> None:
+def test_data_that_has_no_such_clients_is_told(train: ArraySet, test: ArraySet, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         column().assign(Data(train, test), 2, 0)
 
@@ -262,14 +261,14 @@ def test_a_file_without_test_rows_draws_them_by_label_shares(tmp_path: Path, pla
 def test_the_hash_of_data_sees_pixels_labels_and_order_but_no_layout() -> None:
     one = images(count=6)
     data = Data(one, images(count=4))
-    channels_last = one.images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    assert Data(ImageSet(channels_last, one.labels), images(count=4)).hash == data.hash
+    channels_last = one.inputs.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    assert Data(ArraySet(channels_last, one.targets), images(count=4)).hash == data.hash
     order = torch.tensor([1, 0, 2, 3, 4, 5])
-    brighter = one.images.clone()
+    brighter = one.inputs.clone()
     brighter[3, 0, 1, 1] += 1
     for changed in (
-        ImageSet(one.images[order], one.labels[order]),
-        ImageSet(brighter, one.labels),
-        ImageSet(one.images, one.labels[order]),
+        ArraySet(one.inputs[order], one.targets[order]),
+        ArraySet(brighter, one.targets),
+        ArraySet(one.inputs, one.targets[order]),
     ):
         assert Data(changed, images(count=4)).hash != data.hash

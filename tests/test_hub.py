@@ -18,9 +18,8 @@ from fedspa.config.plan import Plan
 from fedspa.core.errors import UserError
 from fedspa.data import hub as hub_code
 from fedspa.data import tables as table_code
-from fedspa.data.image_set import ImageSet
 from fedspa.data.images import Images, PublishedImages
-from fedspa.data.source import Data
+from fedspa.data.sets import ArraySet, Data
 from fedspa.data.tables import Part
 from fedspa.partition.clients import client_rows
 
@@ -60,11 +59,11 @@ def forget() -> None:
     HfFileSystem.clear_instance_cache()
 
 
-def load(plan: Planner, *overrides: str) -> tuple[Images, ImageSet, ImageSet]:
+def load(plan: Planner, *overrides: str) -> tuple[Images, ArraySet, ArraySet]:
     source = plan("dataset=hub", *(overrides or [PETS])).dataset
     data = source.load()
     assert isinstance(source, Images) and isinstance(data, Data)
-    assert isinstance(data.train, ImageSet) and isinstance(data.test, ImageSet)
+    assert isinstance(data.train, ArraySet) and isinstance(data.test, ArraySet)
     return source, data.train, data.test
 
 
@@ -74,14 +73,14 @@ def test_a_data_set_is_downloaded_once_described_and_pinned(hub: Hub, plan: Plan
     facts = (source.classes, source.channels, source.image_size, source.train_size, source.test_size)
     assert facts == (3, 3, 8, 30, 9)
     assert (source.revision, source.subset) == (commit, "default")
-    assert np.array_equal(train.images.permute(0, 2, 3, 1), tables.pixels(30))
-    assert np.array_equal(test.images.permute(0, 2, 3, 1), tables.pixels(9, seed=50))
-    assert train.labels.tolist() == [i % 3 for i in range(30)]
+    assert np.array_equal(train.inputs.permute(0, 2, 3, 1), tables.pixels(30))
+    assert np.array_equal(test.inputs.permute(0, 2, 3, 1), tables.pixels(9, seed=50))
+    assert train.targets.tolist() == [i % 3 for i in range(30)]
     assert source.load().class_names == tuple(tables.NAMES)
     assert hub.downloads(TRAIN) == hub.downloads(TEST) == [None]
     forget()
     _, again, _ = load(plan)
-    assert again.images.equal(train.images)
+    assert again.inputs.equal(train.inputs)
     assert hub.downloads(TRAIN) == [None]
 
 
@@ -97,7 +96,7 @@ def test_a_recorded_revision_asks_nobody(hub: Hub, plan: Planner) -> None:
     hub.asked.clear()
     _, again, _ = load(plan, PETS, f"dataset.revision={old}", "dataset.subset=default")
     assert not hub.asked
-    assert again.images.equal(train.images)
+    assert again.inputs.equal(train.inputs)
 
 
 def test_stated_facts_are_pinned_all_the_same(hub: Hub, plan: Planner) -> None:
@@ -126,7 +125,7 @@ def test_without_a_network_the_cache_serves(
     hub.asked.clear()
     second, again, _ = load(plan)
     assert not hub.asked
-    assert (second, again.images.equal(train.images)) == (first, True)
+    assert (second, again.inputs.equal(train.inputs)) == (first, True)
     with pytest.raises(
         UserError, match="dataset.name=org/others is not in the cache, and the hub cannot be reached"
     ):
@@ -149,7 +148,7 @@ def test_a_hub_that_is_down_is_told_or_done_without(hub: Hub, plan: Planner) -> 
     forget()
     hub.failures["/"] = [500] * 500
     _, again, _ = load(plan)
-    assert again.images.equal(train.images)
+    assert again.inputs.equal(train.inputs)
 
 
 def test_a_download_that_is_cut_resumes_where_it_was(
@@ -162,7 +161,7 @@ def test_a_download_that_is_cut_resumes_where_it_was(
     hub.failures[TRAIN] = [-3000, -1500]
     _, train, _ = load(plan)
     assert hub.downloads(TRAIN) == [None, "bytes=2560-", "bytes=3584-"]
-    assert np.array_equal(train.images.permute(0, 2, 3, 1), tables.pixels(30))
+    assert np.array_equal(train.inputs.permute(0, 2, 3, 1), tables.pixels(30))
 
 
 def test_a_download_that_fails_goes_on_with_the_files_that_are_left(hub: Hub, plan: Planner) -> None:
@@ -275,13 +274,13 @@ def test_labels_may_be_numbers_or_names(hub: Hub, plan: Planner) -> None:
     ):
         load(plan)
     source, by_name, tested = load(plan, PETS, "dataset.label=name")
-    assert (source.classes, by_name.labels.tolist(), tested.labels.tolist()) == (
+    assert (source.classes, by_name.targets.tolist(), tested.targets.tolist()) == (
         3,
         [1, 0, 1, 2],
         [2, 0, 1, 2],
     )
     source, by_number, _ = load(plan, PETS, "dataset.label=number")
-    assert (source.classes, by_number.labels.tolist()) == (3, [1, 0, 0, 2])
+    assert (source.classes, by_number.targets.tolist()) == (3, [1, 0, 0, 2])
     assert source.load().class_names == ("3", "7", "12")
 
 

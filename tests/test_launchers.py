@@ -174,7 +174,7 @@ def test_four_processes_write_one_store_at_once(tmp_path):
 
     def follow(folder: Path) -> None:
         folder.mkdir()
-        tracker = Trackers([RunFolder(), MLflowTracker(tracking_uri=uri, flush_rounds=1)])
+        tracker = Trackers([RunFolder(), MLflowTracker(tracking_uri=uri, flush_seconds=0.05)])
         barrier.wait()
         tracker.start(run_info(folder, rounds, name=folder.name))
         for round in range(1, rounds + 1):

@@ -232,7 +232,7 @@ def test_finetuning_starts_from_the_clients_own_layers():
         )
         rows = torch.from_numpy(CLIENTS.test_rows[client])
         predicted = engine.predict(tuned.weights, pixels(CLIENTS.test), rows, 8)
-        share = float((predicted == CLIENTS.test.labels[rows]).double().mean())
+        share = float((predicted == CLIENTS.test.targets[rows]).double().mean())
         assert scores[client] == pytest.approx(100 * share)
 
 

@@ -207,7 +207,7 @@ def load(source: PublishedImages, file: Path, wounded: bytes) -> None:
         one_sentence(error)
         assert file.name in str(error) or str(file.parent) in str(error)
     else:  # the wound hit a pixel, a label (within its range), or bytes without meaning
-        assert data.train.images.shape == (TRAIN, 1, SIDE, SIDE) and data.train.labels.max() < 3
+        assert data.train.inputs.shape == (TRAIN, 1, SIDE, SIDE) and data.train.targets.max() < 3
     finally:
         assert contents(file.parent) == before
         file.write_bytes(sound)

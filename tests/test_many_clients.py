@@ -18,9 +18,7 @@ from fedspa.core.client_state import NOTHING, ClientState
 from fedspa.core.errors import UserError
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.tensor_file import save_tensors
-from fedspa.data.batches import Pixels
-from fedspa.data.image_set import Augmentation
-from fedspa.data.made import MadePixels
+from fedspa.data.pixels import Augmentation, MadePixels, Pixels
 from fedspa.data.synthetic_clients import SyntheticClients
 from fedspa.federated.client_states import ClientStates
 from fedspa.federated.sampling import sample_clients, sample_tested
@@ -62,9 +60,9 @@ def test_images_made_for_a_batch_are_those_of_the_whole_set(rows):
 def test_a_clients_images_depend_on_its_number_and_the_seed_alone():
     few, many, other = source(5), source(1_000_000), source(5, data_seed=1)
     for split in ("train", "test"):
-        assert torch.equal(few.images_of(split, 3).images, many.images_of(split, 3).images)
-        assert not torch.equal(few.images_of(split, 3).images, few.images_of(split, 4).images)
-        assert not torch.equal(few.images_of(split, 3).images, other.images_of(split, 3).images)
+        assert torch.equal(few.images_of(split, 3).inputs, many.images_of(split, 3).inputs)
+        assert not torch.equal(few.images_of(split, 3).inputs, few.images_of(split, 4).inputs)
+        assert not torch.equal(few.images_of(split, 3).inputs, other.images_of(split, 3).inputs)
 
 
 def test_sizes_that_are_no_number_of_clients_are_refused():

@@ -165,7 +165,7 @@ def test_the_density_of_subfedavg_only_falls_and_ends_at_the_target():
 
 
 def test_the_gate_of_subfedavg_looks_at_training_data_only():
-    worse = replace(SMALL_CLIENTS, test=replace(SMALL_CLIENTS.test, labels=2 - SMALL_CLIENTS.test.labels))
+    worse = replace(SMALL_CLIENTS, test=replace(SMALL_CLIENTS.test, targets=2 - SMALL_CLIENTS.test.targets))
     method = SubFedAvg(name="subfedavg", accuracy_threshold=0.3)
     one, other = small(method, rounds=5), small(method, rounds=5, clients=worse)
     one.run(), other.run()

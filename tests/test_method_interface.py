@@ -23,7 +23,7 @@ from fedspa.core.errors import UserError
 from fedspa.core.records import Costs
 from fedspa.core.server import Aggregate, ServerState
 from fedspa.core.settings import FaultSettings, TrainingSettings
-from fedspa.data.image_set import ImageSet
+from fedspa.data.sets import ArraySet
 from fedspa.federated.executor import InProcess
 from fedspa.methods.base import Method
 from fedspa.methods.fedavg import FedAvg
@@ -79,7 +79,7 @@ def tiny(
     """The federation of by_hand.py: 15 weights, two clients of 3 and 5 pictures, two steps a round, two rounds."""
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double()
     nn.utils.vector_to_parameters(torch.from_numpy(W0), network.parameters())
-    data = ImageSet(torch.from_numpy(PICTURES.astype(np.uint8)).view(14, 1, 2, 2), torch.from_numpy(LABELS))
+    data = ArraySet(torch.from_numpy(PICTURES.astype(np.uint8)).view(14, 1, 2, 2), torch.from_numpy(LABELS))
     rows = [np.arange(0, 3), np.arange(3, 8)], [np.arange(8, 12), np.arange(12, 14)]
     settings = {"epochs": STEPS, "batch_size": 8, "clip_norm": None, "weight_decay": 0.0, **(training or {})}
     return federation(

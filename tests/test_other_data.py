@@ -22,9 +22,9 @@ from fedspa.core.records import Costs, RoundRecord
 from fedspa.core.settings import EvalSettings, FaultSettings, FederationSettings, TrainingSettings
 from fedspa.costs.network import NetworkCosts
 from fedspa.costs.units import show_flops, show_saved
-from fedspa.data.batches import Pixels
 from fedspa.data.examples import IGNORED, Arrays, Examples
-from fedspa.data.image_set import Augmentation, ImageSet
+from fedspa.data.pixels import Augmentation, Pixels
+from fedspa.data.sets import ArraySet
 from fedspa.federated.client import ClientSetup
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.evaluation import Evaluator
@@ -121,7 +121,7 @@ def oblong(rng: np.random.Generator, count: int, dtype: torch.dtype) -> Examples
     labels = rng.integers(3, size=count)
     images = rng.integers(0, 128, size=(count, 1, 6, 10)) + 60 * labels.reshape(-1, 1, 1, 1)
     augmentation = Augmentation(crop_padding=1, flip=True, cutout=3)
-    images = ImageSet(torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(labels))
+    images = ArraySet(torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(labels))
     return Pixels(images, [0.5], [0.25], augmentation, "cpu", dtype)
 
 
@@ -364,7 +364,7 @@ class TestOblongImages:
         padding, hole = 2, 3
         rng = np.random.default_rng(0)
         images = rng.integers(1, 256, size=(4, 2, 6, 10)).astype(np.uint8)
-        set_ = ImageSet(torch.from_numpy(images), torch.zeros(4, dtype=torch.int64))
+        set_ = ArraySet(torch.from_numpy(images), torch.zeros(4, dtype=torch.int64))
         augmentation = Augmentation(crop_padding=padding, flip=True, cutout=hole)
         pixels = Pixels(set_, [0.0], [1 / 255], augmentation, "cpu", torch.float64)
         rows = torch.arange(4).repeat(30)

@@ -27,7 +27,7 @@ from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
 from fedspa.core.transfers import Reads
 from fedspa.data.examples import Batch
-from fedspa.data.image_set import ImageSet
+from fedspa.data.sets import ArraySet
 from fedspa.export.formats import as_safetensors, as_torch
 from fedspa.export.stored_run import StoredRun
 from fedspa.masks.rsm import RSM
@@ -95,7 +95,7 @@ class Scheduled(Doubled):
 def tiny(network: nn.Module, method: Method, **options: Any):
     """The federation of by_hand.py with another network of 15 weights."""
     nn.utils.vector_to_parameters(torch.from_numpy(W0), network.double().parameters())
-    data = ImageSet(torch.from_numpy(PICTURES.astype(np.uint8)).view(14, 1, 2, 2), torch.from_numpy(LABELS))
+    data = ArraySet(torch.from_numpy(PICTURES.astype(np.uint8)).view(14, 1, 2, 2), torch.from_numpy(LABELS))
     rows = [np.arange(0, 3), np.arange(3, 8)], [np.arange(8, 12), np.arange(12, 14)]
     training = TrainingSettings(
         epochs=2, batch_size=8, lr=0.5, lr_decay=0.5, clip_norm=None, weight_decay=0.0

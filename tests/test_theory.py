@@ -36,8 +36,8 @@ def mask(seed: int) -> torch.Tensor:
 def gradient(weights: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
     """Of the mean cross-entropy of all rows at once, by autograd on a bare matrix product."""
     point = weights.clone().requires_grad_()
-    images = (IMAGES.images[rows].double().flatten(1) / 255 - 0.5) / 0.25
-    loss = nn.functional.cross_entropy(images @ point.view(3, 4).T, IMAGES.labels[rows])
+    images = (IMAGES.inputs[rows].double().flatten(1) / 255 - 0.5) / 0.25
+    loss = nn.functional.cross_entropy(images @ point.view(3, 4).T, IMAGES.targets[rows])
     return torch.autograd.grad(loss, point)[0]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tracking_runs import faulty_records, run_info, run_record, run_result
 
+from fedspa.core import paths
 from fedspa.core.errors import UserError
 from fedspa.tracking import mirror, page, store, sweep_run
 from fedspa.tracking.fanout import Trackers
@@ -207,13 +208,13 @@ def test_a_hundred_rounds_take_few_calls_and_a_second_sync_takes_none(
     log_batch = MlflowClient.log_batch
 
     def counted(self: MlflowClient, run_id: str, metrics: Any = (), params: Any = (), **rest: Any) -> Any:
-        sizes.append(len(metrics))
+        if metrics or params:
+            sizes.append(len(metrics))
         return log_batch(self, run_id, metrics=metrics, params=params, **rest)
 
     monkeypatch.setattr(MlflowClient, "log_batch", counted)
     finished_run(tmp_path, rounds=100, tracker=MLflowTracker(flush_seconds=60))
-    assert len(sizes) <= 1 + 10 + 1  # params, ten rounds at a time (or more), the final numbers
-    assert max(sizes) <= 1000
+    assert len(sizes) <= 3  # params, rounds, results
     assert len(client.get_metric_history(last_run(client).info.run_id, "train/loss")) == 100
     (tmp_path / CONFIRMED).write_text(json.dumps({"run_id": last_run(client).info.run_id, "round": 0}))
     Mirror(tmp_path).sync()  # the folder has forgotten: the store is asked
@@ -223,15 +224,11 @@ def test_a_hundred_rounds_take_few_calls_and_a_second_sync_takes_none(
     assert len(sizes) == calls
 
 
-def test_params_are_flat_short_and_as_typed(tmp_path: Path) -> None:
-    config = run_info(tmp_path).config | {
-        "long": "x" * 900,
-        "training": {"clip_norm": None, "drop_last": False},
-    }
+def test_params_are_flat_and_as_typed(tmp_path: Path) -> None:
+    config = run_info(tmp_path).config | {"training": {"clip_norm": None, "drop_last": False}}
     params = flat_params(config)
     assert params["dataset.mean"] == "[0.1307]" and params["dataset.path"] == "null"
     assert params["training.drop_last"] == "false" and params["partition.name"] == "iid"
-    assert params["long"] == "x" * 500
     assert not [key for key in params if "_target_" in key or key.startswith("loggers")]
 
 
@@ -265,8 +262,8 @@ def test_a_store_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_bad_options_are_refused() -> None:
-    with pytest.raises(UserError, match="loggers.mlflow.flush_rounds=0"):
-        MLflowTracker(flush_rounds=0)
+    with pytest.raises(UserError, match="loggers.mlflow.flush_seconds=0"):
+        MLflowTracker(flush_seconds=0)
 
 
 def test_two_processes_make_one_store_at_once(tmp_path: Path) -> None:
@@ -290,16 +287,12 @@ def test_two_processes_make_one_store_at_once(tmp_path: Path) -> None:
 
 
 def test_a_run_names_the_commit_of_its_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(page, "project_root", lambda: Path(__file__).parents[1])
-    monkeypatch.setattr(page, "_git", lambda *words: "a" * 40 if "rev-parse" in words else "")
-    page.source_tags.cache_clear()
+    monkeypatch.setattr(page, "git", lambda *words: "a" * 40 if "rev-parse" in words else "")
     found = page.source_tags()
     assert found["mlflow.source.git.commit"] == "a" * 40 and found["uncommitted_changes"] == "false"
     monkeypatch.undo()
-    monkeypatch.setattr(page, "project_root", lambda: tmp_path)  # no clone
-    page.source_tags.cache_clear()
-    assert "mlflow.source.git.commit" not in page.source_tags()
-    page.source_tags.cache_clear()
+    monkeypatch.setattr(paths, "project_root", lambda: tmp_path)  # no clone
+    assert "uncommitted_changes" not in page.source_tags()
 
 
 def test_the_description_of_a_large_sweep_is_cut(tmp_path: Path) -> None:

@@ -12,11 +12,8 @@ import torch
 
 from fedspa.core.errors import UserError, check_range
 from fedspa.core.randomness import numpy_generator
-from fedspa.data.array_set import ArraySet
-from fedspa.data.batches import Pixels
-from fedspa.data.examples import Examples
-from fedspa.data.image_set import Augmentation, ImageSet
-from fedspa.data.source import Data, Source
+from fedspa.data.sets import ArraySet, Data
+from fedspa.data.source import Source
 from fedspa.partition.base import AnyPartition, Assignment, partition_hash
 
 log = logging.getLogger(__name__)
@@ -71,13 +68,6 @@ class OwnData(Source):
 
     def read(self, split: str) -> ArraySet:
         return self.train if split == "train" else self.test
-
-    def examples(
-        self, part: Any, device: torch.device | str, dtype: torch.dtype, *, augmented: bool = False
-    ) -> Examples:
-        if part.inputs.dtype != torch.uint8:
-            return super().examples(part, device, dtype)
-        return Pixels(ImageSet(part.inputs, part.targets), [0.0], [1.0], Augmentation(), device, dtype)
 
 
 @dataclass(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 SET_ASIDE = "set_aside"
@@ -21,3 +22,12 @@ def config_dir() -> Path:
     package = Path(__file__).resolve().parents[1]
     clone = package.parents[1] / "conf"
     return clone if clone.is_dir() else package / "conf"
+
+
+def git(*words: str) -> str:
+    """The output of a git command in the project; "" without git or a clone."""
+    try:
+        done = subprocess.run(["git", *words], cwd=project_root(), capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -20,66 +20,33 @@ class Role(Enum):
     NEITHER = "changes nothing that the run leaves, beyond rounding"
 
 
-ROLES = {
-    **dict.fromkeys(
-        (
-            *("sparsity", "personal_layers"),
-            *("federation.clients", "federation.clients_per_round", "federation.rounds", "federation.wire"),
-            *("training.epochs", "training.batch_size", "training.lr", "training.lr_decay"),
-            *("training.optimizer", "training.optimizer_options"),
-            *("training.momentum", "training.weight_decay", "training.drop_last"),
-            *("training.clip_norm", "training.clip_scope", "training.proximal"),
-            *("faults.dropout", "faults.straggler_spread", "faults.deadline", "faults.loss"),
-            *("faults.corruption", "faults.norm_bound", "faults.norm_action"),
-            *("faults.policy", "faults.max_skipped"),
-            *(
-                "dataset",
-                "partition",
-                "model",
-                "layer_sparsity",
-                "mask",
-                "server_optimizer",
-                "method",
-                "experiment",
-            ),
-            "hardware.precision",
+_NAMES = {
+    Role.TRAINS: (
+        *("sparsity", "personal_layers", "federation", "training", "faults", "hardware.precision"),
+        *(
+            "dataset",
+            "partition",
+            "model",
+            "layer_sparsity",
+            "mask",
+            "method",
+            "server_optimizer",
+            "experiment",
         ),
-        Role.TRAINS,
     ),
-    **dict.fromkeys(
-        (
-            "seed",
-            *("eval.every", "eval.clients", "eval.batch_size", "eval.final_rounds", "eval.weighting"),
-            "finetune.epochs",
-            "costs.convention",
-            *("metrics", "metric"),
-            *("dataset.test_rows", "dataset.client_test_images", "dataset.client_test_rounding"),
-        ),
-        Role.TESTS,
+    Role.TESTS: (
+        *("seed", "eval", "finetune", "costs", "metrics", "metric"),
+        *("dataset.test_rows", "dataset.client_test_images", "dataset.client_test_rounding"),
     ),
-    **dict.fromkeys(
-        (
-            "eval.targets",
-            *("save.local", "save.personal", "save.upload_weights", "save.client_files"),
-            "theory.every",
-        ),
-        Role.KEEPS,
-    ),
-    **dict.fromkeys(
-        (
-            *("name", "dry_run", "resume", "trusted_packages", "sweep"),
-            *("checkpoint.every", "checkpoint.keep"),
-            *("loggers", "logger"),
-            *("dataset.path", "dataset.least_test_share", "partition.path"),
-            *("hardware", "hardware.name", "hardware.accelerator", "hardware.deterministic"),
-            *("hardware.threads", "hardware.cores", "hardware.workers", "hardware.state_memory_gb"),
-            "engine",
-        ),
-        Role.NEITHER,
+    Role.KEEPS: ("eval.targets", "save", "theory"),
+    Role.NEITHER: (
+        *("name", "dry_run", "resume", "trusted_packages", "sweep", "checkpoint", "loggers", "logger"),
+        *("dataset.path", "dataset.least_test_share", "partition.path", "hardware", "engine"),
     ),
 }
-"""Roles by dotted name. The name of a group of components stands for all its options that are not listed, for the
-choice of one, and for those of plug-ins."""
+ROLES = {name: role for role, names in _NAMES.items() for name in names}
+"""Roles by dotted name. The name of a section, or of a group of components, stands for all its options that are not
+listed, for the choice of a component, and for those of plug-ins."""
 
 SINGLE = "single"
 """The name of a job that varies nothing."""

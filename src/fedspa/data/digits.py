@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedspa.core.errors import UserError, brief
-from fedspa.data.image_set import ImageSet
+from fedspa.data.sets import ArraySet
 from fedspa.data.source import ImageSource
 
 TEST_IMAGES_PER_CLASS = 40
@@ -22,7 +22,7 @@ class Digits(ImageSource):
     are ordered by writer: both splits hold every writer, and no digit is scarce in any client's test set.
     """
 
-    def read(self, split: str) -> ImageSet:
+    def read(self, split: str) -> ArraySet:
         from sklearn.datasets import load_digits
 
         try:
@@ -35,7 +35,7 @@ class Digits(ImageSource):
         rows = rows[: self.rows_to_read(split, len(rows), f"dataset={self.name}")]
         pixels = np.rint(digits.images[rows] * (255 / 16)).astype(np.uint8)
         labels = digits.target[rows].astype(np.int64)
-        return ImageSet(torch.from_numpy(pixels[:, None]), torch.from_numpy(labels))
+        return ArraySet(torch.from_numpy(pixels[:, None]), torch.from_numpy(labels))
 
 
 def split_rows(labels: np.ndarray, split: str) -> np.ndarray:

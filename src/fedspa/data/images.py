@@ -15,8 +15,8 @@ import torch
 
 from fedspa.core.errors import UserError, brief, check_choice, check_range
 from fedspa.data import files
-from fedspa.data.image_set import ImageSet
 from fedspa.data.pictures import CHANNELS, RESIZES, BadPicture, Fit, channels_of, opened, size_of
+from fedspa.data.sets import ArraySet
 from fedspa.data.source import ImageSource
 from fedspa.data.tables import Part, TableSource, columns_of, discrete
 
@@ -171,10 +171,10 @@ class Images(TableSource, ImageSource):
                 )
         return pixels
 
-    def _examples(self, part: Part, chosen: np.ndarray) -> ImageSet:
+    def _examples(self, part: Part, chosen: np.ndarray) -> ArraySet:
         part = part.of(part.rows[chosen])
         pixels, labels = self._pixels(part), torch.from_numpy(self._numbered(part))
-        return ImageSet(torch.from_numpy(pixels).permute(0, 3, 1, 2), labels, self._groups(part))
+        return ArraySet(torch.from_numpy(pixels).permute(0, 3, 1, 2), labels, self._groups(part))
 
 
 @dataclass(kw_only=True)
@@ -222,7 +222,7 @@ class PublishedImages(Images):
 
 
 def _file_bytes(path: str) -> bytes:
-    """Of a regular file: a device would be read for ever. Raises `OSError`, and `TypeError` without a path."""
+    """The bytes of a regular file: a device would never end. Raises `OSError`, and `TypeError` without a path."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} is no file")
     return Path(path).read_bytes()

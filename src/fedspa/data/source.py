@@ -5,54 +5,20 @@ The facts (sizes, shape, classes) stand in the config, so that costs, models and
 
 from __future__ import annotations
 
-import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 
 from fedspa.core.errors import UserError, check_choice, check_range, written
-from fedspa.data.array_set import ArraySet
-from fedspa.data.batches import Pixels
 from fedspa.data.examples import Arrays, Examples
-from fedspa.data.image_set import Augmentation, ImageSet
-from fedspa.data.made import MadeImages, MadePixels
+from fedspa.data.pixels import Augmentation, MadePixels, Pixels
+from fedspa.data.sets import ArraySet, Data, MadeImages
 
 SPLITS = ("train", "test")
-ROWS_HASHED = 1024
-"""Images hashed at once: in one memory layout, and without a copy of all."""
-
-
-@dataclass(frozen=True)
-class Data:
-    """A data set in memory, decoded once, or made on demand. Clients hold row numbers into it, never copies."""
-
-    train: ImageSet | ArraySet | MadeImages
-    test: ImageSet | ArraySet | MadeImages
-    class_names: tuple[str, ...] = ()
-    """In the order of the labels; empty where the source has no names."""
-
-    @cached_property
-    def hash(self) -> str:
-        """16 hex digits of all inputs and targets in their order; "" of images that are made on demand."""
-        digest = hashlib.blake2b(digest_size=8)
-        for part in (self.train, self.test):
-            if isinstance(part, MadeImages):
-                return ""
-            digest.update(f"{list(part.inputs.shape)}".encode())
-            digest.update(_bytes(part.targets))
-            for piece in part.inputs.split(ROWS_HASHED):
-                digest.update(_bytes(piece.permute(0, 2, 3, 1) if isinstance(part, ImageSet) else piece))
-        return digest.hexdigest()
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    array = tensor.numpy()
-    return array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
 @dataclass(kw_only=True)
@@ -80,7 +46,9 @@ class Source(ABC):
     `client_test_images`: the run is refused where that is less than this share of them."""
 
     things: ClassVar[str] = "examples"
-    """What the examples are, for sentences."""
+    """The word for the examples in sentences."""
+    augmentation = Augmentation()
+    """The augmentation of images. It is no field, so other data sets have no such setting."""
 
     def __post_init__(self) -> None:
         self.check_settings()
@@ -110,11 +78,11 @@ class Source(ABC):
     @property
     @abstractmethod
     def input_shape(self) -> tuple[int, ...]:
-        """Of one example, such as (channels, height, width)."""
+        """The shape of one example, such as (channels, height, width)."""
 
     @property
     def input_dtype(self) -> torch.dtype | None:
-        """Of a network's inputs: int64 for tokens; None for floats, which have the dtype of the weights."""
+        """The dtype of a network's inputs: int64 for tokens; None for floats, which have the dtype of the weights."""
         return None
 
     @property
@@ -124,7 +92,7 @@ class Source(ABC):
 
     @property
     def is_regression(self) -> bool:
-        """Whether the targets are numbers, not classes."""
+        """True if the targets are numbers, not classes."""
         return False
 
     @property
@@ -134,7 +102,7 @@ class Source(ABC):
 
     @property
     def model_facts(self) -> dict[str, Any]:
-        """What a model may ask for, by the names in `fedspa.models.arguments`."""
+        """The arguments that a model may take, by the names in `fedspa.models.arguments`."""
         return {"input_shape": self.input_shape, "outputs": self.outputs}
 
     @property
@@ -146,7 +114,7 @@ class Source(ABC):
         """Inputs [count, *input_shape] of zeros; `dtype` is that of the floats, float32 if None."""
         return torch.zeros(count, *self.input_shape, dtype=self.input_dtype or dtype)
 
-    def probe(self, count: int) -> ImageSet | ArraySet:
+    def probe(self, count: int) -> ArraySet:
         """`count` made-up examples of this shape, to measure how fast a network trains."""
         targets = torch.zeros((count, self.outputs) if self.is_regression else count)
         return ArraySet(self.blank(count), targets if self.is_regression else targets.long())
@@ -186,7 +154,7 @@ class Source(ABC):
         return []
 
     @abstractmethod
-    def read(self, split: str) -> ImageSet | ArraySet:
+    def read(self, split: str) -> ArraySet:
         """The first `rows_to_read` examples of "train" or "test"; broken data raises `UserError`."""
 
     def load(self) -> Data:
@@ -196,18 +164,22 @@ class Source(ABC):
 
     def examples(
         self,
-        part: ImageSet | ArraySet | MadeImages,
+        part: ArraySet | MadeImages,
         device: torch.device | str,
         dtype: torch.dtype,
         *,
         augmented: bool = False,
     ) -> Examples:
         """A part of `load` on a device, floats of `dtype`; `augmented` as for training."""
-        assert isinstance(part, ArraySet)
-        return Arrays(part.inputs, part.targets, device, dtype)
+        if isinstance(part, ArraySet) and part.inputs.dtype != torch.uint8:
+            return Arrays(part.inputs, part.targets, device, dtype)
+        values = self.normaliser() or {"mean": [0.0], "std": [1.0]}
+        augmentation = self.augmentation if augmented else Augmentation()
+        kind: Any = MadePixels if isinstance(part, MadeImages) else Pixels
+        return kind(part, values["mean"], values["std"], augmentation, device, dtype)
 
     def rows_to_read(self, split: str, found: int, where: str) -> int:
-        """How many of the `found` rows of a split are used; refused where they are not what is declared.
+        """The number of `found` rows of a split that are used; refuses a split of another size than declared.
 
         Without a row limit the split must have exactly its declared size, since costs and comparisons rest on
         it. With one, the split may have any size that has so many rows. `where` says whose rows they are.
@@ -226,15 +198,13 @@ class Source(ABC):
             )
         return found if limit is None else limit
 
-    def _checked(self, split: str, data: ImageSet | ArraySet) -> ImageSet | ArraySet:
-        """The data itself. Raises `UserError` where it is not what the facts say."""
-        shape, wanted = tuple(data.inputs.shape[1:]), torch.uint8 if isinstance(data, ImageSet) else None
-        if shape != self.input_shape or len(data.inputs) != len(data.targets) or data.inputs.dtype != (
-            wanted or data.inputs.dtype
-        ):  # fmt: skip
+    def _checked(self, split: str, data: ArraySet) -> ArraySet:
+        """The data itself. Raises `UserError` if it is not as the facts say."""
+        inputs, count, wanted = data.inputs, len(data.targets), torch.uint8 if self.normaliser() else None
+        if list(inputs.shape) != [count, *self.input_shape] or wanted not in (None, inputs.dtype):
             raise UserError(
-                f"dataset={self.name} gives {split} {self.things} {data.inputs.dtype} {list(data.inputs.shape)}: they "
-                f"must be {wanted or 'numbers'} [{len(data.targets)}, {', '.join(map(str, self.input_shape))}]."
+                f"dataset={self.name} gives {split} {self.things} {inputs.dtype} {list(inputs.shape)}: they must be "
+                f"{wanted or 'numbers'} {[count, *self.input_shape]}."
             )
         if self.is_regression:
             return data
@@ -256,7 +226,7 @@ class ImageSource(Source):
     image_size: Any
     """Pixels: the side of square images, or [height, width]."""
     mean: list[float]
-    """Of each channel, for pixels in [0, 1]; a single value serves all channels."""
+    """The mean of each channel, for pixels in [0, 1]; a single value serves all channels."""
     std: list[float]
     augmentation: Augmentation = field(default_factory=Augmentation)
 
@@ -300,9 +270,9 @@ class ImageSource(Source):
     def row_bytes(self) -> int:
         return math.prod(self.input_shape)
 
-    def probe(self, count: int) -> ImageSet:
+    def probe(self, count: int) -> ArraySet:
         pixels = torch.randint(256, (count, *self.input_shape), dtype=torch.uint8)
-        return ImageSet(pixels, torch.zeros(count, dtype=torch.int64))
+        return ArraySet(pixels, torch.zeros(count, dtype=torch.int64))
 
     def normaliser(self) -> dict[str, list[float]]:
         return {"mean": list(self.mean), "std": list(self.std)}
@@ -311,18 +281,6 @@ class ImageSource(Source):
         """Random crops read training images from a copy."""
         train = self.effective_train_size * (2 if copies and self.augmentation.crop_padding else 1)
         return train + self.effective_test_size
-
-    def examples(
-        self,
-        part: ImageSet | ArraySet | MadeImages,
-        device: torch.device | str,
-        dtype: torch.dtype,
-        *,
-        augmented: bool = False,
-    ) -> Examples:
-        kind: Any = MadePixels if isinstance(part, MadeImages) else Pixels
-        augmentation = self.augmentation if augmented else Augmentation()
-        return kind(part, self.mean, self.std, augmentation, device, dtype)
 
 
 def sides(image_size: int | Sequence[int]) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import torch
 
 from fedspa.core.errors import check_range
 from fedspa.core.randomness import generator
-from fedspa.data.image_set import ImageSet
+from fedspa.data.sets import ArraySet
 from fedspa.data.source import ImageSource
 
 ROWS_AT_ONCE = 1024
@@ -43,7 +43,7 @@ class SyntheticImages(ImageSource):
         """The images uint8 [n, C, H, W] of labels int64 [n] under standard normal noise [n, C, H, W]."""
         return (128 + 40 * (self.patterns[labels] + self.noise * noise)).clamp(0, 255).to(torch.uint8)
 
-    def read(self, split: str) -> ImageSet:
+    def read(self, split: str) -> ArraySet:
         total = self.train_size if split == "train" else self.test_size
         rows = self.rows_to_read(split, total, f"dataset={self.name}")
         images = torch.empty(rows, *self.input_shape, dtype=torch.uint8)
@@ -54,4 +54,4 @@ class SyntheticImages(ImageSource):
             noise = torch.randn((ROWS_AT_ONCE, *images.shape[1:]), generator=source)
             images[first : first + ROWS_AT_ONCE] = self.draw(drawn, noise)[: rows - first]
             labels[first : first + ROWS_AT_ONCE] = drawn[: rows - first]
-        return ImageSet(images, labels)
+        return ArraySet(images, labels)

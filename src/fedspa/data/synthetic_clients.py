@@ -9,9 +9,7 @@ import torch
 
 from fedspa.core.errors import UserError, check_range
 from fedspa.core.randomness import generator, numpy_generator
-from fedspa.data.image_set import ImageSet
-from fedspa.data.made import MadeImages
-from fedspa.data.source import Data
+from fedspa.data.sets import ArraySet, Data, MadeImages
 from fedspa.data.synthetic import SyntheticImages
 
 KEPT = 16
@@ -48,7 +46,7 @@ class SyntheticClients(SyntheticImages):
     def clients(self) -> int:
         return self.effective_train_size // self.client_train_images
 
-    def images_of(self, split: str, client: int) -> ImageSet:
+    def images_of(self, split: str, client: int) -> ArraySet:
         """A client's images of "train" or "test": its labels by its own shares, in random order."""
         count = self.client_train_images if split == "train" else self.client_test_images
         shares = numpy_generator(self.data_seed, "client_shares", client=client).dirichlet(
@@ -57,7 +55,7 @@ class SyntheticClients(SyntheticImages):
         source = generator(self.data_seed, f"client_{split}", client=client)
         labels = torch.multinomial(torch.from_numpy(shares), count, replacement=True, generator=source)
         noise = torch.randn((count, *self.input_shape), generator=source)
-        return ImageSet(self.draw(labels, noise), labels)
+        return ArraySet(self.draw(labels, noise), labels)
 
     def load(self) -> Data:
         """Both splits, of which nothing is made yet."""
@@ -69,7 +67,7 @@ class SyntheticClients(SyntheticImages):
 
         return Data(made("train"), made("test"))
 
-    def read(self, split: str) -> ImageSet:
+    def read(self, split: str) -> ArraySet:
         """All images of a split at once, for federations that are small enough."""
         sets = [self.images_of(split, client) for client in range(self.clients)]
-        return ImageSet(torch.cat([made.images for made in sets]), torch.cat([made.labels for made in sets]))
+        return ArraySet(torch.cat([made.inputs for made in sets]), torch.cat([made.targets for made in sets]))

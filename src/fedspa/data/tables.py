@@ -19,16 +19,15 @@ import numpy as np
 from fedspa.core.errors import UserError, check_range, nearest
 from fedspa.core.randomness import numpy_generator
 from fedspa.data import files, hub
-from fedspa.data.array_set import ArraySet
-from fedspa.data.image_set import ImageSet
-from fedspa.data.source import Data, Source
+from fedspa.data.sets import ArraySet, Data
+from fedspa.data.source import Source
 
 HELD_OUT = "none"
 """The test split of a data set that has none, or whose own is not to be used."""
 TEST_SPLITS = ("test", "validation", "valid", "val", "dev")
 """The first of these that a data set has is taken for its test split."""
 DISCRETE = ("int", "uint", "bool", "string", "large_string")
-"""How the types of columns begin that can hold labels or groups."""
+"""The types of columns that can hold labels or groups begin so."""
 KEYS = "column of whole numbers or names"
 
 _described: dict[str, Any] = {}
@@ -108,7 +107,7 @@ class TableSource(Source):
     path: str | None = None
     """A folder of files, one file, or an archive."""
     fingerprint: str = ""
-    """Of the names and sizes of all files that are read; read from `path`. Another one is another data set."""
+    """A hash over the names and sizes of all files, read from `path`. A new hash means another data set."""
     hub: str | None = None
     """Without a path: the data set's name on the Hugging Face hub, organisation/name."""
     subset: str | None = None
@@ -125,7 +124,7 @@ class TableSource(Source):
     group_by: str | None = None
     """A column, such as the writer, that natural partitions go by; null: the one that partition.column names."""
     data_seed: int = 0
-    """Of the held-out share, and of which `train_rows` are used. Not the run's: all its seeds share one data set."""
+    """Chooses the held-out share and the `train_rows`. It is not the run's seed: all seeds share one data set."""
 
     def __post_init__(self) -> None:
         check_range("dataset.test_fraction", self.test_fraction, low=0, high=1, low_open=True, high_open=True)
@@ -136,7 +135,7 @@ class TableSource(Source):
 
     @property
     def is_described(self) -> bool:
-        """Whether nothing has to be read from the data."""
+        """True if nothing has to be read from the data."""
         return bool(self.train_size and self.test_size and self.test_split)
 
     @property
@@ -333,11 +332,11 @@ class TableSource(Source):
     # ---- examples
 
     def _count(self, part: Part) -> int:
-        """How many examples the rows make."""
+        """The number of examples that the rows make."""
         return len(part.rows)
 
     @abstractmethod
-    def _examples(self, part: Part, chosen: np.ndarray) -> ImageSet | ArraySet:
+    def _examples(self, part: Part, chosen: np.ndarray) -> ArraySet | ArraySet:
         """The examples of these numbers (int64 [n], sorted), counted over all that the rows make."""
 
     def _chosen(self, split: str, count: int) -> np.ndarray:
@@ -348,7 +347,7 @@ class TableSource(Source):
         check_range(f"dataset.{split}_rows", limit, low=1, high=count)
         return np.sort(numpy_generator(self.data_seed, f"{split}_rows").choice(count, limit, replace=False))
 
-    def read(self, split: str) -> ImageSet | ArraySet:
+    def read(self, split: str) -> ArraySet | ArraySet:
         part = self._part(split)
         self.rows_to_read(split, count := self._count(part), self.origin)
         return self._examples(part, self._chosen(split, count))

@@ -14,7 +14,7 @@ from fedspa.core.errors import UserError
 from fedspa.core.randomness import numpy_generator
 
 if TYPE_CHECKING:
-    from fedspa.data.source import Data
+    from fedspa.data.sets import Data
 
 
 @dataclass(frozen=True)

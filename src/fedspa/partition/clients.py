@@ -10,10 +10,8 @@ import numpy as np
 
 from fedspa.core.errors import UserError
 from fedspa.core.randomness import numpy_generator
-from fedspa.data.array_set import ArraySet
-from fedspa.data.image_set import ImageSet
-from fedspa.data.made import MadeImages
-from fedspa.data.source import Data, Source
+from fedspa.data.sets import ArraySet, Data, MadeImages
+from fedspa.data.source import Source
 from fedspa.partition.base import AnyPartition, label_counts
 from fedspa.partition.blocks import Blocks
 from fedspa.partition.client_tests import test_counts
@@ -33,7 +31,7 @@ class ClientRows:
     asked: int | None = None
     """The wanted number of test examples for each client; None if the partition gives clients their own."""
 
-    def held(self, images: ImageSet | ArraySet | MadeImages) -> Sequence[np.ndarray]:
+    def held(self, images: ArraySet | ArraySet | MadeImages) -> Sequence[np.ndarray]:
         """The training rows of each client, with its validation rows."""
         if isinstance(images, MadeImages):
             return OnDemand(images.clients, images.rows, images.each)

@@ -12,7 +12,7 @@ from fedspa.core.randomness import numpy_generator
 from fedspa.partition.base import AnyPartition, Assignment
 
 if TYPE_CHECKING:
-    from fedspa.data.source import Data
+    from fedspa.data.sets import Data
 
 
 @dataclass(kw_only=True)

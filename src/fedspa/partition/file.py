@@ -14,7 +14,7 @@ from fedspa.core.errors import UserError, brief
 from fedspa.partition.base import AnyPartition, Assignment, partition_hash
 
 if TYPE_CHECKING:
-    from fedspa.data.source import Data
+    from fedspa.data.sets import Data
 
 NAME = "partition.json"
 LARGEST = 2**62

@@ -1,4 +1,4 @@
-"""How every figure looks: the palette, bare axes, a title with a line under it, labels that do not collide."""
+"""The look of every figure: the palette, bare axes, a title with a line under it, labels that do not collide."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,6 @@ ABOUT, CONFIRMED = "mlflow.json", ".mlflow_confirmed.json"
 """Files of the run's folder: what the run is and how it ended; how far the store has it."""
 START, ENDED_BECAUSE = "start", "ended_because"
 """Tags: by the first a run is found that was created and not noted; the second says why a run ended early."""
-POINTS_A_CALL, PARAMS_A_CALL = 1000, 100
-"""MLflow's own limits on one batch."""
 SMALL_FILES = ("*.yaml", "*.csv", "*.json", "*.png")
 
 
@@ -52,7 +51,7 @@ class Mirror:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the run is, by the run itself. Raises `UserError` where the folder does not say it."""
+        """The run's description of itself. Raises `UserError` where the folder has none."""
         try:
             found: dict[str, Any] = json.loads((self._folder / ABOUT).read_text())
             return {"store": found["store"] or "", "start": found["start"], **found}
@@ -156,8 +155,7 @@ class Mirror:
             )
         params = flat_params(read_config(self._folder))
         new = [Param(key, value) for key, value in params.items() if key not in run.data.params]
-        for first in range(0, len(new), PARAMS_A_CALL):
-            client.log_batch(run.info.run_id, params=new[first : first + PARAMS_A_CALL])
+        client.log_batch(run.info.run_id, params=new)
 
     def _send_rounds(self, client: MlflowClient, run_id: str, start: int, reached: Mapping[str, int]) -> None:
         """Send the rounds after the last confirmed one; of those without an answer only what the store lacks."""
@@ -165,61 +163,48 @@ class Mirror:
 
         last = self.confirmed["round"]
         self._waiting += [row for row in self._rounds.new() if row[0] > last]
-        while self._waiting:
-            points: list[Metric] = []
-            rounds = 0
-            for round, seconds, values in self._waiting:
-                if points and len(points) + len(values) > POINTS_A_CALL:
-                    break
-                rounds, last = rounds + 1, round
-                stamp = start + int(1000 * seconds)
-                points += [
-                    Metric(key, value, stamp, round)
-                    for key, value in _named(values).items()
-                    if round > reached.get(key, 0)
-                ]
-            points.sort(key=lambda point: point.key)  # a run's page lists them in this order: accuracy first
-            if points:
-                client.log_batch(run_id, metrics=points)
-            self._confirm(round=last)
-            del self._waiting[:rounds]
+        if not self._waiting:
+            return
+        points = [
+            Metric(key, value, start + int(1000 * seconds), round)
+            for round, seconds, values in self._waiting
+            for key, value in _named(values).items()
+            if round > reached.get(key, 0)
+        ]
+        points.sort(key=lambda point: point.key)  # a run's page lists them in this order: accuracy first
+        client.log_batch(run_id, metrics=points)
+        self._confirm(round=self._waiting[-1][0])
+        self._waiting.clear()
 
     def _end(
         self, client: MlflowClient, run_id: str, about: dict[str, Any], reached: Mapping[str, int]
     ) -> None:
-        """Send results, tags and files, and close the run.
+        """Close the run, and send its results, tags and files.
 
         What the store refuses keeps nothing else from it. Raises `OSError` then, at last.
         """
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric, RunTag
 
+        client.set_terminated(run_id, about["status"], about["end"])
         tags = {ENDED_BECAUSE: about["reason"]} if about["reason"] else {}
+        values: dict[str, float] = {}
         if about["status"] == "FINISHED":
             summary = json.loads((self._folder / "summary.json").read_text())
             tags |= described(about["tags"][NOTE], summary)
-            step = summary.get("rounds", self.confirmed["round"])
-            values = {
-                key: value for key, value in _named(final_metrics(summary)).items() if key not in reached
-            }
-            if values:
-                client.log_batch(
-                    run_id, metrics=[Metric(key, value, about["end"], step) for key, value in values.items()]
-                )
-        client.set_terminated(run_id, about["status"], about["end"])
-        files = [
-            file
-            for pattern in (*SMALL_FILES, *(["*.safetensors"] if about["weights"] else []))
-            for file in sorted(self._folder.glob(pattern))
-            if file.name not in (ABOUT, CONFIRMED)
-        ]
-        calls: list[tuple[str, Callable[..., object], tuple[str, ...]]] = [
-            *((f"the tag {key}", client.set_tag, (key, value)) for key, value in tags.items()),
-            *((file.name, client.log_artifact, (str(file),)) for file in files),
-        ]
+            values = _named(final_metrics(summary))
+        step = self.confirmed["round"]
+        results = [Metric(key, values[key], about["end"], step) for key in values.keys() - reached]
+        calls: dict[str, Callable[[], object]] = {
+            "results": partial(client.log_batch, run_id, results, tags=[RunTag(*tag) for tag in tags.items()])
+        }
+        for pattern in (*SMALL_FILES, *(["*.safetensors"] if about["weights"] else [])):
+            for file in sorted(self._folder.glob(pattern)):
+                if file.name not in (ABOUT, CONFIRMED):
+                    calls[file.name] = partial(client.log_artifact, run_id, file)
         refused = []
-        for what, call, args in calls:
+        for what, call in calls.items():
             try:
-                call(run_id, *args)
+                call()
             except Exception as error:  # stores of artifacts fail in ways of their own
                 refused.append(f"{what}: {root_cause(error)}")
         if refused:

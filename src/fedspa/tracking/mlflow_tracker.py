@@ -21,8 +21,8 @@ from fedspa.tracking.store import OTHERWISE, default_uri, root_cause, store_need
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Between two tries; each pause is twice the one before."""
+LONGEST_PAUSE_S, LAST_PAUSE_S = 60.0, 1.0
+"""Between two tries of a store that is away: during the run at most, and at its end."""
 PATIENCE_S = 30.0
 """The longest time for which the end of a run waits for the store."""
 OTHER_STORE = (
@@ -35,25 +35,23 @@ class MLflowTracker:
     """Has a run mirrored in a tracking store; beside a database, artifacts go to outputs/mlflow-artifacts."""
 
     takes_files: ClassVar[bool] = True
-    """Whether a run can send weights and masks to it."""
+    """True if a run can send weights and masks to it."""
     name: str = "mlflow"
     experiment: str = "fedspa"
     tracking_uri: str | None = None
     """null: the environment's MLFLOW_TRACKING_URI, else mlflow.db in the project's root."""
-    flush_rounds: int = 10
     flush_seconds: float = 5.0
-    """The mirror is brought up to date after so many rounds, or after so much time."""
+    """The time between two updates of the mirror."""
     parent_run_id: str | None = None
     """The run of the sweep that this run belongs to; set by the sweep."""
     run_name: str | None = None
     """In MLflow; null: the run's `name`. A sweep calls its jobs by what differs between them."""
 
     def __post_init__(self) -> None:
-        check_range("loggers.mlflow.flush_rounds", self.flush_rounds, low=1)
-        check_range("loggers.mlflow.flush_seconds", self.flush_seconds, low=0)
+        check_range("loggers.mlflow.flush_seconds", self.flush_seconds, low=0, low_open=True)
         self.uri = self.tracking_uri or store_uri()
         self._thread: threading.Thread | None = None
-        self._due, self._ending = threading.Event(), threading.Event()
+        self._ending = threading.Event()
         self._open = self._given_up = False
         self._reason = ""
         """Why the last try failed; empty where it did not."""
@@ -65,31 +63,27 @@ class MLflowTracker:
             before = (earlier := Mirror(info.folder)).about
             self.uri = self.tracking_uri or earlier.uri
         self._mirror, dataset = Mirror(info.folder, self.uri), info.config.get("dataset", {})
-        self._about = {
-            "store": "" if self.uri == default_uri() else self.uri,
-            "experiment": self.experiment,
-            "name": self.run_name or str(info.config.get("name", "run")),
-            "start": before.get("start") or uuid4().hex,
-            "tags": tags(info) | ({PARENT: self.parent_run_id} if self.parent_run_id else {}),
-            "dataset": info.names.get("dataset", ""),
-            "source": str(dataset.get("path") or dataset.get("hub") or "fedspa"),
-            "partition": info.partition_hash,
-            "weights": bool(info.config.get("save", {}).get("upload_weights", False)),
-        }
-        self._open = True
-        self._say("RUNNING")
         with store_needed(self.uri, OTHER_STORE if self._mirror.confirmed else OTHERWISE):
+            self._about = {
+                "store": "" if self.uri == default_uri() else self.uri,
+                "experiment": self.experiment,
+                "name": self.run_name or str(info.config.get("name", "run")),
+                "start": before.get("start") or uuid4().hex,
+                "tags": tags(info) | ({PARENT: self.parent_run_id} if self.parent_run_id else {}),
+                "dataset": info.names.get("dataset", ""),
+                "source": str(dataset.get("path") or dataset.get("hub") or "fedspa"),
+                "partition": info.partition_hash,
+                "weights": bool(info.config.get("save", {}).get("upload_weights", False)),
+            }
+            self._open = True
+            self._say("RUNNING")
             self._mirror.sync()
-        self._waiting, self._flushed = 0, time.monotonic()
         # Only now, after the run's worker processes: a fork of a process with several threads may find locks held.
         self._thread = threading.Thread(target=self._follow, name="mlflow", daemon=True)
         self._thread.start()
 
     def round(self, record: RoundRecord) -> None:
-        self._waiting += 1
-        if self._waiting >= self.flush_rounds or time.monotonic() - self._flushed >= self.flush_seconds:
-            self._waiting, self._flushed = 0, time.monotonic()
-            self._due.set()
+        """Nothing: the thread reads the round in the run's folder."""
 
     def finish(self, result: RunResult) -> None:
         if self._end("FINISHED"):
@@ -116,7 +110,6 @@ class MLflowTracker:
                     self._mirror.sync()
             return False
         self._ending.set()
-        self._due.set()
         thread.join(PATIENCE_S)
         self._given_up = True
         if thread.is_alive():
@@ -127,20 +120,22 @@ class MLflowTracker:
         return not thread.is_alive()
 
     def _follow(self) -> None:
-        """Bring the mirror up to date whenever that is due; while the store is away, try again later."""
-        pause, warned = FIRST_PAUSE_S, False
-        while not self._given_up:
-            self._due.wait()
-            self._due.clear()
-            ended = self._ending.is_set()
+        """Bring the mirror up to date from time to time; while the store is away, try again ever more seldom."""
+        pause, warned = self.flush_seconds, False
+        while True:
+            ended = self._ending.wait(pause)
+            if self._given_up:
+                return
             try:
                 self._mirror.sync()
-                pause, self._reason = FIRST_PAUSE_S, ""
+                pause, self._reason = self.flush_seconds, ""
                 if ended:
                     return
             except Exception as error:  # the store, the network and the disk fail in many ways
-                self._reason = root_cause(error)
-                if not (ended or warned):
+                pause, self._reason = min(2 * pause, LONGEST_PAUSE_S), root_cause(error)
+                if ended:
+                    time.sleep(LAST_PAUSE_S)
+                elif not warned:
                     log.warning(
                         "loggers.mlflow: the tracking store %s takes nothing now (%s): the run goes on, and its folder "
                         "keeps everything until it does.",
@@ -148,9 +143,3 @@ class MLflowTracker:
                         self._reason,
                     )
                     warned = True
-                if ended:
-                    time.sleep(FIRST_PAUSE_S)
-                else:
-                    self._ending.wait(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
-                self._due.set()

@@ -1,17 +1,12 @@
-"""What MLflow's pages show of a run or a sweep beside params and curves: tags, and a description with results."""
+"""MLflow's page of a run or a sweep, beside params and curves: tags, and a description with results."""
 
 from __future__ import annotations
 
-import getpass
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import cache
 from typing import Any
 
-from fedspa.core.paths import project_root
+from fedspa.core.paths import git
 from fedspa.core.records import RunInfo
 from fedspa.costs.units import result_tables, show_density, show_measured_density
 
@@ -19,12 +14,12 @@ PARENT = "mlflow.parentRunId"
 """The tag that nests a run below another."""
 NOTE = "mlflow.note.content"
 """The tag that holds a run's description, in Markdown."""
-NOTE_LENGTH, PARAM_LENGTH = 4500, 500
-"""MLflow's limits on the value of a tag (5,000 characters once) and of a param."""
+NOTE_LENGTH = 4500
+"""MLflow's limit on the value of a tag (5,000 characters once)."""
 
 
 def tags(info: RunInfo) -> dict[str, str]:
-    """What is known of a run before its first round."""
+    """The description of a run before its first round."""
     parts = info.names
     what = (
         f"{parts.get('method')} with mask {parts.get('mask')} at sparsity {info.sparsity} on "
@@ -57,29 +52,19 @@ def _results(summary: Mapping[str, Any]) -> str:
     return "\n\n".join([*tables, f"Density: {show_density(summary)}."])
 
 
-@cache
 def source_tags() -> dict[str, str]:
     """Who started what, and the commit of the clone, where there is one."""
-    found = {"mlflow.source.name": sys.argv[0] or "fedspa", "mlflow.source.type": "LOCAL"}
-    with suppress(KeyError, OSError):  # a container whose user has no name
-        found["mlflow.user"] = getpass.getuser()
-    if commit := _git("rev-parse", "HEAD"):
-        changes = _git("status", "--porcelain", "--untracked-files=no")
-        found |= {"mlflow.source.git.commit": commit, "uncommitted_changes": "true" if changes else "false"}
-    return found
+    from mlflow.tracking.context.registry import resolve_tags
 
-
-def _git(*words: str) -> str:
-    """What git says of the clone; empty where there is no git, or no clone."""
-    try:
-        done = subprocess.run(["git", *words], cwd=project_root(), capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    tags: dict[str, str] = resolve_tags()
+    if commit := git("rev-parse", "HEAD"):
+        changes = git("status", "--porcelain", "--untracked-files=no")
+        tags |= {"mlflow.source.git.commit": commit, "uncommitted_changes": "true" if changes else "false"}
+    return tags
 
 
 def flat_params(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """The config as MLflow params: dotted keys, values as one would type them, at most 500 characters.
+    """The config as MLflow params: dotted keys, values as one would type them.
 
     Left out: `_target_` (the name says it) and the loggers (they change nothing in a run).
     """
@@ -88,6 +73,5 @@ def flat_params(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             params |= {} if prefix + key == "loggers" else flat_params(value, f"{prefix}{key}.")
         elif key != "_target_":
-            text = value if isinstance(value, str) else json.dumps(value)
-            params[prefix + key] = text[:PARAM_LENGTH]
+            params[prefix + key] = value if isinstance(value, str) else json.dumps(value)
     return params

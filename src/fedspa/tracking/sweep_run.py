@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 SWEEP = "sweep"
 """The tag by which a sweep's run is found again when the sweep goes on another day."""
 VIEW = "mlflow.sharedViewState."
-"""How the experiment's tag begins that keeps a view of its table for those who open an address."""
+"""The prefix of the experiment's tag that keeps a view of its table for those who open an address."""
 
 
 @dataclass
 class Parent:
-    """What a sweep's jobs need to know of its run, and what the run is to know in the end."""
+    """A sweep's run: its identity, for the jobs, and the results that it shows at the end."""
 
     run_id: str = ""
     """Empty where nothing goes to MLflow."""
@@ -38,7 +38,7 @@ class Parent:
     """The dotted name of the jobs' tracker."""
     failed: int = 0
     outcomes: dict[str, str] = field(default_factory=dict)
-    """What became of each job, for the description of the sweep's run."""
+    """The result of each job, for the description of the sweep's run."""
 
     def overrides(self, job: str) -> list[str]:
         """Nests a job below the sweep's run, under its own name there."""

@@ -3,11 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 
+from fedspa.core.errors import check_range
 from fedspa.data.examples import Batch, Examples
-from fedspa.data.image_set import Augmentation, ImageSet
+from fedspa.data.sets import ArraySet, MadeImages
+
+CLIENTS_KEPT = 4
+"""Clients whose made images are kept: a client update asks for the same ones in every batch."""
+
+
+@dataclass(kw_only=True)
+class Augmentation:
+    """Random changes to a training image, in this order; the defaults change nothing."""
+
+    crop_padding: int = 0
+    """Pad with so many black pixels on each side, then crop the original size at random."""
+    flip: bool = False
+    """Mirror left and right with probability 1/2."""
+    cutout: int = 0
+    """After normalising, set a square of this side at a random centre to 0 (DeVries and Taylor, 2017)."""
+
+    def __post_init__(self) -> None:
+        check_range("dataset.augmentation.crop_padding", self.crop_padding, low=0)
+        check_range("dataset.augmentation.cutout", self.cutout, low=0)
+
+    @property
+    def active(self) -> bool:
+        return bool(self.crop_padding or self.flip or self.cutout)
 
 
 class Pixels(Examples):
@@ -19,18 +46,18 @@ class Pixels(Examples):
 
     def __init__(
         self,
-        images: ImageSet,
+        images: ArraySet,
         mean: Sequence[float],
         std: Sequence[float],
         augmentation: Augmentation,
         device: torch.device | str,
         dtype: torch.dtype,
     ) -> None:
-        super().__init__(images.labels, device, dtype)
-        count, self.channels, self.height, self.width = images.images.shape
+        super().__init__(images.targets, device, dtype)
+        count, self.channels, self.height, self.width = images.inputs.shape
         self.augmentation = augmentation
         self.draws = 5 if augmentation.active else 0
-        memory, size = images.images.permute(0, 2, 3, 1).reshape(-1), images.images.numel()
+        memory, size = images.inputs.permute(0, 2, 3, 1).reshape(-1), images.inputs.numel()
         if augmentation.crop_padding:
             # One black pixel after the last image: where a crop reaches over the border, it reads that one.
             memory = torch.cat([memory, torch.zeros(self.channels, dtype=torch.uint8)])
@@ -95,3 +122,27 @@ class Pixels(Examples):
         lines = ((self._rows, top), (self._columns, left))
         y, x = ((line >= start) & (line < start + size) for line, start in lines)
         return y[:, :, None] & x[:, None, :]
+
+
+class MadePixels(Pixels):
+    """`Pixels` of images that are made for each batch."""
+
+    in_memory = False
+
+    def __init__(self, images: MadeImages, *preparation: Any) -> None:
+        """`preparation`: the further arguments of `Pixels`."""
+        empty = torch.empty(0, *images.shape, dtype=torch.uint8)
+        super().__init__(ArraySet(empty, torch.empty(0, dtype=torch.int64)), *preparation)
+        self._made = images
+        self._prepared = lambda made: Pixels(made, *preparation)
+        self._client = lru_cache(CLIENTS_KEPT)(lambda client: self._prepared(images.make(client)))
+
+    def targets_of(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._made.gather(rows).targets
+
+    def batch(self, rows: torch.Tensor, draws: torch.Tensor | None) -> Batch:
+        each, first = self._made.each, int(rows[0]) // self._made.each
+        if bool((rows // each == first).all()):
+            return self._client(first).batch(rows - first * each, draws)
+        made = self._prepared(self._made.gather(rows.cpu()))
+        return made.batch(torch.arange(len(rows), device=self.device), draws)
