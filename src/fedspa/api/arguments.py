@@ -16,10 +16,13 @@ from fedspa.core.components import KINDS
 from fedspa.core.errors import UserError, brief
 from fedspa.core.settings import FederationSettings, TrainingSettings
 
+FRACTIONS = ("val_fraction", "public_fraction")
+"""The settings of the section dataset that the user's own arrays have too."""
 SHORT = {
     **{field.name: f"training.{field.name}" for field in fields(TrainingSettings)},
     **{field.name: f"federation.{field.name}" for field in fields(FederationSettings)},
     "batchnorm": "model.batchnorm",
+    **{name: f"dataset.{name}" for name in FRACTIONS},
 }
 """Settings that an argument may set without their section: lr=0.1 is training={"lr": 0.1}."""
 del SHORT["clients"]  # the clients of the user's own data

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from fedspa.api.arguments import OBJECTS, SHORT, component, in_python, model_maker, told_apart
+from fedspa.api.arguments import FRACTIONS, OBJECTS, SHORT, component, in_python, model_maker, told_apart
 from fedspa.api.finished import Run, read
 from fedspa.api.process import stay_in_one_process, threads_of_torch, torch_as_it_was
 from fedspa.checkpoints.resuming import AUTO, place
@@ -82,7 +82,7 @@ class Federation:
             folder: the folder for the run's files; None for outputs/<date>/<time>_<name>.
             quiet: print no progress.
             settings: other settings by name, as for `fedspa.run`. Those of the sections training and federation
-                need no section: lr=0.05, rounds=20.
+                need no section: lr=0.05, rounds=20. Nor do val_fraction and public_fraction of the section dataset.
 
         Raises `UserError` for a mistake, in one sentence.
         """
@@ -103,12 +103,13 @@ class Federation:
         self._shortened = set(SHORT if data is not None else SHORT.keys() & settings.keys())
         with in_python(self._shortened):
             batchnorm = None if isinstance(model, str | dict | None) else settings.pop("batchnorm", None)
+            fractions = {} if data is None else {name: settings.pop(name, 0.0) for name in FRACTIONS}
             given, objects = told_apart(settings)
             nodes, defaults = _nodes(objects), ["logger=none"]
             if data is not None:
                 from fedspa.api.own_data import own_data
 
-                source, partition = own_data(data, **of_data)
+                source, partition = own_data(data, **of_data, **fractions)
                 objects |= {"dataset": source, "partition": partition}
                 nodes |= {"dataset": source.node, "partition": partition.node}
                 federation = {"clients": partition.clients, "clients_per_round": min(10, partition.clients)}

@@ -53,7 +53,7 @@ def composed(
 
 def _check(words: Sequence[str], nodes: Mapping[str, Any]) -> None:
     """Raise `UserError` for words that only the command line has, and for a setting that is set twice."""
-    seen = set(nodes)
+    seen = set[str]()
     for word in words:
         if not isinstance(word, str):
             raise UserError(f"{word!r} is not a setting in words, such as 'dataset=digits'.")
@@ -62,7 +62,9 @@ def _check(words: Sequence[str], nodes: Mapping[str, Any]) -> None:
         section = key.replace("/", ".").partition(".")[0]
         if section in ELSEWHERE:
             raise UserError(f"{word} sets {section}, {ELSEWHERE[section]}.")
-        if key in seen or section in nodes:
+        if section in nodes:
+            raise UserError(f"{key} has no effect beside an own {section}: leave it out.")
+        if key in seen:
             raise UserError(f"{key} is set twice: leave one out.")
         seen.add(key)
 

@@ -27,7 +27,7 @@ from fedspa.federated.client import ClientSetup
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.evaluation import Evaluator
 from fedspa.federated.executor import Executor, InProcess
-from fedspa.federated.jobs import OPTIONAL, CompletedUpdate, UpdateJob
+from fedspa.federated.jobs import CompletedUpdate, UpdateJob
 from fedspa.federated.local_models import LocalModels
 from fedspa.federated.loop import FederatedLoop
 from fedspa.federated.messages import Messages
@@ -45,6 +45,7 @@ from fedspa.runs.ranks import Ranks
 from fedspa.runs.workers import Workers, can_fork
 from fedspa.runs.workload import workload
 from fedspa.training.eager import EagerEngine
+from fedspa.training.narrow import NarrowEngine
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,9 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
 
     place = (fabric.device, plan.hardware.dtype)
     train_examples = source.examples(data.train, *place, augmented=True)
-    eager = EagerEngine(fabric, network, settings.training, train_examples, plan.method.training_module)
+    parts = fabric, network, settings.training, train_examples, plan.method.training_module
+    narrow = plan.mask is not None and plan.mask.cuts_channels and settings.sparsity
+    eager = NarrowEngine(*parts, widths=plan.mask.widths) if narrow else EagerEngine(*parts)
     most_tested = int(row_counts(rows.test).max())
     engine = plan.engine.build(eager, workload(plan, row_counts(rows.train), most_tested))
     space, whole = engine.space.shared, engine.weights
@@ -149,7 +152,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
                 keeper.remember(job, weights, result)
 
     mask = plan.method.normaliser == "holders" or bool(curves and plan.mask.searches_first)
-    wanted = {"mask": mask, "local": bool(local_models or curves)}
+    used = {"mask": mask, "local": bool(local_models or curves)}
     link = Link(space, settings.federation.wire, settings.seed) if settings.federation.wire else None
     setup = ClientSetup(
         seed=settings.seed,
@@ -168,7 +171,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
         evaluators=evaluators,
         messages=Messages(costs, settings.seed, link),
         faults=settings.faults,
-        wanted=[name for name in OPTIONAL if wanted[name]],
+        unused=[name for name in used if not used[name]],
     )
     executor = _executor(plan, runner, initial, launch)
     if group.size > 1:
