@@ -12,10 +12,21 @@ from fedspa.core import names
 from fedspa.report import masks, numbers
 from fedspa.report.cells import CURVES, listed, named, traffic_unit
 from fedspa.report.study import Row, Setting, Study
-from fedspa.tracking.drawing import BLUE, FAINT, INK, OCHRE, SERIES, new_figure, set_title, shades, spread_out
+from fedspa.tracking.drawing import (
+    BLUE,
+    FAINT,
+    INK,
+    OCHRE,
+    SERIES,
+    legend,
+    new_figure,
+    row_ticks,
+    set_title,
+    shades,
+    spread_out,
+)
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PANELS_A_LINE = 4
@@ -150,7 +161,7 @@ def client_accuracies(study: Study, setting: Setting) -> Picture | None:
         axes.grid(axis="x", color=FAINT, linewidth=0.6)
         axes.set_xlabel(named(study, setting))
         set_title(axes, f"{kind} models", f"{setting.label}: the clients" if axes is figure.axes[0] else "")
-    _row_ticks(figure.axes[0], [row.label for row in rows])
+    row_ticks(figure.axes[0], [row.label for row in rows])
     caption = (
         f"Each dot is one client in one seed at the end of the run, on its own test set, a panel for each of the "
         f"{listed(kinds)} models. Ring: median; thick line: middle half; thin line: 10th to 90th percentile."
@@ -221,7 +232,7 @@ def layer_densities(study: Study, setting: Setting) -> Picture | None:
             axes.plot(densities.mean(), height, "o", color=colors[row], markersize=4.5)
     axes.set_xlim(0, 1.02)
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
-    _row_ticks(axes, layers)
+    row_ticks(axes, layers)
     subtitle = f"{setting.label}: share of active weights by layer, mean over clients"
     set_title(axes, "Density of the masks", subtitle)
     _legend(figure, list(shares), colors)
@@ -248,17 +259,7 @@ def _panels(count: int, width: float, height: float, share_y: bool = False) -> F
 
 
 def _legend(figure: Figure, rows: Sequence[Row], colors: dict[Row, str]) -> None:
-    from matplotlib.lines import Line2D
-
-    handles: list[Any] = [Line2D([], [], color=colors[row], linewidth=3, label=row.label) for row in rows]
-    look: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "labelcolor": INK, "handlelength": 1}
-    figure.legend(handles=handles, loc="outside right upper", **look)
-
-
-def _row_ticks(axes: Axes, labels: list[str]) -> None:
-    """A label a row, the first on top."""
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
+    legend(figure, {row.label: colors[row] for row in rows})
 
 
 def _correlations(overlaps: list[masks.Overlap]) -> str:
