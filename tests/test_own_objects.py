@@ -348,6 +348,22 @@ def test_a_regression_learns(tmp_path: Path) -> None:
     assert "mse" in repr(run)
 
 
+def test_rows_for_validation_and_public_rows(tmp_path: Path) -> None:
+    shares = {"val_fraction": 0.2, "public_fraction": 0.25}
+    run = toy(tmp_path / "a", method="fedmd", **shares).run()
+    assert np.isfinite(run.rounds["val_accuracy/personal"].iloc[-1])
+    kept = [len(rows) for rows in rows_of(run)[0]]  # of 24 training rows 5 are public
+    assert kept == [19] * 4
+    assert (
+        toy(tmp_path / "b", dataset=shares, method="fedmd").run().summary["config_hash"]
+        == run.summary["config_hash"]
+    )
+    assert (
+        toy(tmp_path / "c", method="fedmd", public_fraction=0.25).run().summary["config_hash"]
+        != run.summary["config_hash"]
+    )
+
+
 # Mistakes
 
 
@@ -372,6 +388,14 @@ def test_a_regression_learns(tmp_path: Path) -> None:
         ({"test": (INPUTS, TARGETS), "test_fraction": 0.2}, "test_fraction"),
         ({"test_clients": CLIENTS}, "test_clients is about test="),
         ({"test_fraction": 1.0}, "test_fraction=1.0 is out of range"),
+        ({"public_fraction": 1.0}, "^public_fraction=1.0 is out of range"),
+        ({"method": "fedmd"}, "but public_fraction=0 leaves none: set it to 0.1"),
+        ({"dataset": "digits"}, "dataset='digits' is another data set than data="),
+        (
+            {"dataset": {"train_rows": 9}},
+            "dataset=train_rows is not known: valid are public_fraction, val_fraction",
+        ),
+        ({"val_fraction": "half"}, "val_fraction='half' is no number"),
         ({"model": lambda: mlp(3)}, "must be (2, 2)"),
         ({"model": nn.Linear(5, 2)}, "cannot take examples of 6"),
         ({"model": nn.Linear}, "raised TypeError"),
@@ -397,6 +421,11 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, arguments: dict[str, Any], to
     assert text.startswith(told[1:]) if told[0] == "^" else told in text, text
     assert "\n" not in text and "training." not in text and "hydra" not in text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_word_about_an_object_is_refused() -> None:
+    with pytest.raises(fedspa.UserError, match="val_fraction is no setting of an own dataset"):
+        fedspa.Federation("dataset.val_fraction=0.1", **TOY)
 
 
 # The example

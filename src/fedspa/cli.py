@@ -41,7 +41,7 @@ UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT
 """Errors of the operating system that speak of a place, not of a bug."""
 
 Task = Callable[[Plan, Path], None]
-"""What an entry point does with a checked run and the folder for its files."""
+"""An entry point's work, with a checked run and the folder for its files."""
 
 
 @command
@@ -154,7 +154,7 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _one_of(chosen: Any) -> bool:
-    """Whether each axis of the chosen study has a value on the command line, so that it stands for one run."""
+    """True if the command line gives each axis of the chosen study a value, so that it stands for one run."""
     task = OmegaConf.to_container(chosen.overrides.task)  # as it was written: ${...} is not resolved
     given = {str(override).partition("=")[0].lstrip("+") for override in task or ()}
     return not chosen.sweeper.get("rows") and given >= set(chosen.sweeper.params)
@@ -192,7 +192,7 @@ def unwritable(error: OSError) -> UserError:
 
 
 def explain_hydra(error: Exception, words: Sequence[str]) -> UserError:
-    """What Hydra found wrong with these words, as one sentence that names the nearest valid names."""
+    """One sentence for Hydra's error about these words, with the nearest valid names."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OmegaConfBaseException):
         cause = cause.__cause__
@@ -223,7 +223,7 @@ def explain_hydra(error: Exception, words: Sequence[str]) -> UserError:
 
 
 def _form(override: str) -> str:
-    """How a setting that Hydra's grammar refuses must be typed in a shell."""
+    """The text to type in a shell for a setting that Hydra's grammar refuses."""
     key, _, value = override.partition("=")
     text = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
     escaped = re.sub(r"""(\\*)("|$)""", lambda found: 2 * found[1] + (r"\"" if found[2] else ""), text)

@@ -20,6 +20,8 @@ SHORT = {
     **{field.name: f"training.{field.name}" for field in fields(TrainingSettings)},
     **{field.name: f"federation.{field.name}" for field in fields(FederationSettings)},
     "batchnorm": "model.batchnorm",
+    "val_fraction": "dataset.val_fraction",
+    "public_fraction": "dataset.public_fraction",
 }
 """Settings that an argument may set without their section: lr=0.1 is training={"lr": 0.1}."""
 del SHORT["clients"]  # the clients of the user's own data

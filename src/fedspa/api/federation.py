@@ -81,7 +81,7 @@ class Federation:
             folder: the folder for the run's files; None for outputs/<date>/<time>_<name>.
             quiet: print no progress.
             settings: other settings by name, as for `fedspa.run`. Those of the sections training and federation
-                need no section: lr=0.05, rounds=20.
+                need no section: lr=0.05, rounds=20. Nor do val_fraction and public_fraction of the section dataset.
 
         Raises `UserError` for a mistake, in one sentence.
         """
@@ -107,7 +107,7 @@ class Federation:
             if data is not None:
                 from fedspa.api.own_data import own_data
 
-                source, partition = own_data(data, **of_data)
+                source, partition = own_data(data, options=config.pop("dataset", {}), **of_data)
                 objects |= {"dataset": source, "partition": partition}
                 nodes |= {"dataset": source.node, "partition": partition.node}
                 federation = {"clients": partition.clients, "clients_per_round": min(10, partition.clients)}

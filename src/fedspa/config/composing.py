@@ -51,6 +51,9 @@ def composed(
     for key in (*nodes, *values, *(word.partition("=")[0] for word in choices)):
         if key in keys:
             raise UserError(f"{key} is set twice, in words and as a keyword: leave one out.")
+    for key in keys:
+        if (group := key.partition(".")[0]) in nodes:
+            raise UserError(f"{key} is no setting of an own {group}: leave it out, or give it as a keyword.")
     if "logger" not in keys | settings.keys():
         choices.append("logger=none")
     # An option of these two groups may set other groups and sections too, and must not do so here.

@@ -33,7 +33,7 @@ class Examples(ABC):
     augmentation where there is one."""
 
     in_memory: ClassVar[bool] = True
-    """Whether the examples lie on the device, so that batches can be gathered by a captured graph."""
+    """True if the examples lie on the device, so that a captured graph can gather batches."""
     draws = 0
     """Columns of the augmentation's draws in a plan."""
 
@@ -50,7 +50,7 @@ class Examples(ABC):
 
     @property
     def of_numbers(self) -> bool:
-        """Whether the targets are numbers (a regression), not classes."""
+        """True if the targets are numbers (a regression), not classes."""
         return self.targets.is_floating_point()
 
     @abstractmethod

@@ -16,9 +16,9 @@ from fedspa.data.tables import Part, TableSource, discrete
 TASKS = ("classification", "regression")
 FRACTIONS = ("float", "double", "decimal")
 NUMBERS = ("int", "uint", *FRACTIONS)
-"""How the types of columns of numbers begin."""
+"""The types of columns of numbers begin so."""
 MOST_CLASSES = 20
-"""Whole numbers of more values are taken for a regression's."""
+"""A column of whole numbers with more distinct values is a regression's."""
 
 
 @dataclass(kw_only=True)
@@ -30,7 +30,7 @@ class Features(TableSource):
     """
 
     inputs: int = 0
-    """How many inputs a row has; 0: read from the data."""
+    """The number of inputs of a row; 0: read from the data."""
     label: Any = None
     """The column to predict; of a regression also a list of several."""
     task: str | None = None
@@ -145,7 +145,7 @@ def _numeric(data: datasets.Dataset) -> list[str]:
 
 
 def _measured(part: Part, name: str) -> bool:
-    """Whether a column looks like measured numbers, not like classes."""
+    """True if a column looks like measured numbers, not like classes."""
     if name not in _numeric(part.data):
         return False
     return part.data.features[name].dtype.startswith(FRACTIONS) or len(set(part.cells(name))) > MOST_CLASSES

@@ -73,7 +73,7 @@ def open_tables(name: str, subset: str | None, commit: str, origin: str) -> dict
 
 @lru_cache
 def builder(name: str, subset: str | None, commit: str, origin: str) -> datasets.DatasetBuilder:
-    """What reads a revision: from the cache where that has it, else through the network.
+    """A reader of a revision: from the cache where that has it, else through the network.
 
     Raises `UserError` where it cannot be had, or has no such subset.
     """
@@ -124,7 +124,7 @@ def _cached_subsets(name: str, commit: str) -> dict[str, str]:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong at the bottom: the libraries wrap it in sentences of their own."""
+    """The first cause of an error: the libraries wrap it in further errors."""
     cause: Any = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

@@ -222,7 +222,7 @@ class PublishedImages(Images):
 
 
 def _file_bytes(path: str) -> bytes:
-    """Of a regular file: a device would be read for ever. Raises `OSError`, and `TypeError` without a path."""
+    """The bytes of a regular file: a device would never end. Raises `OSError`, and `TypeError` without a path."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} is no file")
     return Path(path).read_bytes()

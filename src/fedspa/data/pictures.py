@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-"""Of Pillow's formats those that hold images and nothing else: to read an EPS, it would run another program."""
+"""The formats of Pillow that hold only images: to read an EPS, Pillow would run another program."""
 
 CHANNELS = {"grey": 1, "rgb": 3, "rgba": 4}
 """The colours that a data set can be turned into, with their numbers of channels."""
@@ -120,7 +120,7 @@ def opened(encoded: bytes | None) -> Image:
 
 
 def orientation(picture: Image) -> int:
-    """How the picture is to be turned, as EXIF numbers it: 1 for not at all.
+    """The picture's orientation as EXIF numbers it; 1 if it is upright.
 
     Raises `BadPicture` where the bytes behind the header are broken.
     """

@@ -48,7 +48,7 @@ class Source(ABC):
     things: ClassVar[str] = "examples"
     """The word for the examples in sentences."""
     augmentation = Augmentation()
-    """Of images; no field, so other data sets have no such setting."""
+    """The augmentation of images. It is no field, so other data sets have no such setting."""
 
     def __post_init__(self) -> None:
         self.check_settings()
@@ -78,11 +78,11 @@ class Source(ABC):
     @property
     @abstractmethod
     def input_shape(self) -> tuple[int, ...]:
-        """Of one example, such as (channels, height, width)."""
+        """The shape of one example, such as (channels, height, width)."""
 
     @property
     def input_dtype(self) -> torch.dtype | None:
-        """Of a network's inputs: int64 for tokens; None for floats, which have the dtype of the weights."""
+        """The dtype of a network's inputs: int64 for tokens; None for floats, which have the dtype of the weights."""
         return None
 
     @property
@@ -92,7 +92,7 @@ class Source(ABC):
 
     @property
     def is_regression(self) -> bool:
-        """Whether the targets are numbers, not classes."""
+        """True if the targets are numbers, not classes."""
         return False
 
     @property
@@ -102,7 +102,7 @@ class Source(ABC):
 
     @property
     def model_facts(self) -> dict[str, Any]:
-        """What a model may ask for, by the names in `fedspa.models.arguments`."""
+        """The arguments that a model may take, by the names in `fedspa.models.arguments`."""
         return {"input_shape": self.input_shape, "outputs": self.outputs}
 
     @property
@@ -179,7 +179,7 @@ class Source(ABC):
         return kind(part, values["mean"], values["std"], augmentation, device, dtype)
 
     def rows_to_read(self, split: str, found: int, where: str) -> int:
-        """How many of the `found` rows of a split are used; refused where they are not what is declared.
+        """The number of `found` rows of a split that are used; refuses a split of another size than declared.
 
         Without a row limit the split must have exactly its declared size, since costs and comparisons rest on
         it. With one, the split may have any size that has so many rows. `where` says whose rows they are.
@@ -226,7 +226,7 @@ class ImageSource(Source):
     image_size: Any
     """Pixels: the side of square images, or [height, width]."""
     mean: list[float]
-    """Of each channel, for pixels in [0, 1]; a single value serves all channels."""
+    """The mean of each channel, for pixels in [0, 1]; a single value serves all channels."""
     std: list[float]
     augmentation: Augmentation = field(default_factory=Augmentation)
 

@@ -27,7 +27,7 @@ HELD_OUT = "none"
 TEST_SPLITS = ("test", "validation", "valid", "val", "dev")
 """The first of these that a data set has is taken for its test split."""
 DISCRETE = ("int", "uint", "bool", "string", "large_string")
-"""How the types of columns begin that can hold labels or groups."""
+"""The types of columns that can hold labels or groups begin so."""
 KEYS = "column of whole numbers or names"
 
 _described: dict[str, Any] = {}
@@ -107,7 +107,7 @@ class TableSource(Source):
     path: str | None = None
     """A folder of files, one file, or an archive."""
     fingerprint: str = ""
-    """Of the names and sizes of all files that are read; read from `path`. Another one is another data set."""
+    """A hash over the names and sizes of all files, read from `path`. A new hash means another data set."""
     hub: str | None = None
     """Without a path: the data set's name on the Hugging Face hub, organisation/name."""
     subset: str | None = None
@@ -124,7 +124,7 @@ class TableSource(Source):
     group_by: str | None = None
     """A column, such as the writer, that natural partitions go by; null: the one that partition.column names."""
     data_seed: int = 0
-    """Of the held-out share, and of which `train_rows` are used. Not the run's: all its seeds share one data set."""
+    """Chooses the held-out share and the `train_rows`. It is not the run's seed: all seeds share one data set."""
 
     def __post_init__(self) -> None:
         check_range("dataset.test_fraction", self.test_fraction, low=0, high=1, low_open=True, high_open=True)
@@ -135,7 +135,7 @@ class TableSource(Source):
 
     @property
     def is_described(self) -> bool:
-        """Whether nothing has to be read from the data."""
+        """True if nothing has to be read from the data."""
         return bool(self.train_size and self.test_size and self.test_split)
 
     @property
@@ -332,7 +332,7 @@ class TableSource(Source):
     # ---- examples
 
     def _count(self, part: Part) -> int:
-        """How many examples the rows make."""
+        """The number of examples that the rows make."""
         return len(part.rows)
 
     @abstractmethod

@@ -119,7 +119,7 @@ class Text(TableSource):
         return () if self._of_ids(self._part("train")) else ("", *self._characters)
 
     def _ends(self, tokens: list[int]) -> range:
-        """How many tokens come before each one that is to be predicted; all of them, to classify the text."""
+        """The number of tokens before each one to predict; to classify the text, the number of all tokens."""
         return range(len(tokens), len(tokens) + 1) if self.label else range(1, len(tokens), self.stride)
 
     def _count(self, part: Part) -> int:

@@ -29,7 +29,7 @@ class OwnLayers:
     initial: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     """The personal layers of a new client [total - shared]; empty if there are none."""
     trains_personal: bool = False
-    """As `Method.trains_personal`. If True, the personal model has further personal layers."""
+    """See `Method.trains_personal`. If True, the personal model has further personal layers."""
 
     @property
     def first(self) -> dict[str, Item]:

@@ -1,7 +1,7 @@
 /* Convolution, max-pooling by 2 and ReLU in one pass over the images, and the gradient of it, on one thread.
 
-   Of the four sums that a pooling window looks at, only the largest has a gradient. So whoever knows which one that was
-   needs a quarter of the products that the gradient of a convolution takes, and none where ReLU gave zero.
+   A pooling window keeps the largest of its four sums, and only that one has a gradient. The forward pass therefore
+   stores its place: the backward pass then takes a quarter of the products, and none where ReLU gave zero.
 
    All images are [images][height][width][channels], float32. Kernels are square, of stride 1, without padding; a last
    line or column that no pooling window covers is left out. A tap is a place in a line of a kernel: column and channel,

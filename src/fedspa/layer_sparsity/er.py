@@ -10,7 +10,7 @@ from fedspa.layer_sparsity.erk import ErdosRenyiKernel
 
 @dataclass(kw_only=True)
 class ErdosRenyi(ErdosRenyiKernel):
-    """As ERK, with `raw` from the numbers of outputs and inputs alone."""
+    """ERK without the kernel: `raw` comes from the numbers of outputs and inputs alone."""
 
     def raw(self, shape: tuple[int, ...]) -> Fraction:
         """(outputs + inputs) / (outputs x inputs); 1 for tensors of fewer than two dimensions."""

@@ -107,7 +107,7 @@ class UpdateCosts:
     """The space of the tensors that travel."""
     training: TrainingSettings
     public: tuple[int, int] = (0, 0)
-    """As in `Initial`."""
+    """See `Initial`."""
 
     def __call__(self, network: NetworkCosts, update: Update) -> Costs:
         """The costs of an update; an upper bound of each if the searcher's plan leaves counts open."""

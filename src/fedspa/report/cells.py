@@ -47,7 +47,7 @@ def flops_unit(largest: float) -> tuple[float, str]:
 
 
 def seeds_text(study: Study) -> str:
-    """How a cell comes from the seeds, in words."""
+    """A sentence about the seeds and the mean that make a cell."""
     if len(study.seeds) == 1:
         return f"one seed, {study.seeds[0]}"
     return f"mean \u00b1 standard deviation (ddof = 0) over the seeds {', '.join(map(str, study.seeds))}"

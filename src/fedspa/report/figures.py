@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from fedspa.tracking.drawing import (
     INK,
     OCHRE,
     SERIES,
-    legend,
     new_figure,
     row_ticks,
     set_title,
@@ -29,7 +29,10 @@ from fedspa.tracking.drawing import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PANELS_A_LINE = 4
+PANELS_A_LINE = 2
+"""Beside the main table a wider figure would be too small to read."""
+LINES, MARKERS = ("-", "--", ":", "-."), ("o", "s", "^", "D")
+"""For more rows than there are colours: each begins the colours anew."""
 FEW_SEEDS = 5
 """Fewer seeds than these are drawn one by one: a band over them would claim too much."""
 
@@ -44,13 +47,25 @@ class Picture:
     figure: Figure
 
 
-def row_colors(study: Study) -> dict[Row, str]:
-    """A colour a row: from light to dark where the rows are one method at several numbers."""
+class Look(NamedTuple):
+    """The look of a row's lines and points."""
+
+    color: str
+    line: Any
+    marker: str
+
+
+def looks(study: Study) -> dict[Row, Look]:
+    """The look of each row: from light to dark where the rows are one method at several numbers."""
     rows = study.rows
     numbered = all(len(row.varied) == 1 and row.varied[0][1].replace(".", "", 1).isdigit() for row in rows)
     ordered = len(rows) > 1 and len({(row.method, row.mask) for row in rows}) == 1 and numbered
-    colors = shades(len(rows)) if ordered else [SERIES[i % len(SERIES)] for i in range(len(rows))]
-    return dict(zip(rows, colors, strict=True))
+    if ordered:
+        return {row: Look(color, "-", "o") for row, color in zip(rows, shades(len(rows)), strict=True)}
+    several = [
+        Look(color, line, marker) for line, marker in zip(LINES, MARKERS, strict=True) for color in SERIES
+    ]
+    return dict(zip(rows, cycle(several), strict=False))
 
 
 def accuracy_by_round(study: Study, setting: Setting) -> Picture | None:
@@ -58,7 +73,7 @@ def accuracy_by_round(study: Study, setting: Setting) -> Picture | None:
     kinds, metric = [kind for kind in study.kinds_of(setting) if kind in CURVES], study.main_metric(setting)
     if not kinds:
         return None
-    figure, colors = _panels(len(kinds), 3.1, 3.2, share_y=True), row_colors(study)
+    figure, colors = _panels(len(kinds), 3.7, 3.0, share_y=True), looks(study)
     few = len(study.seeds) < FEW_SEEDS
     for axes, kind in zip(figure.axes, kinds, strict=True):
         for row in study.rows_of(setting):
@@ -67,12 +82,12 @@ def accuracy_by_round(study: Study, setting: Setting) -> Picture | None:
             curves = numbers.curves([run for run in study.runs(row, setting) if kind in run.kinds], kind)
             mean, std = curves.mean(axis=1), curves.std(axis=1, ddof=0)
             if few and len(curves.columns) > 1:
-                axes.plot(curves.index, curves, ".", color=colors[row], alpha=0.45, markersize=3)
+                axes.plot(curves.index, curves, ".", color=colors[row].color, alpha=0.45, markersize=3)
             elif len(curves.columns) > 1:
                 axes.fill_between(
-                    curves.index, mean - std, mean + std, color=colors[row], alpha=0.13, linewidth=0
+                    curves.index, mean - std, mean + std, color=colors[row].color, alpha=0.13, linewidth=0
                 )
-            axes.plot(curves.index, mean, color=colors[row], linewidth=1.5)
+            axes.plot(curves.index, mean, colors[row].line, color=colors[row].color, linewidth=1.5)
         axes.grid(axis="y", color=FAINT, linewidth=0.6)
         axes.set_xlabel("round")
         axes.locator_params(axis="x", integer=True)
@@ -103,7 +118,7 @@ def accuracy_by_traffic(study: Study, setting: Setting) -> Picture | None:
     if not kinds or not largest:
         return None
     byte, unit = traffic_unit(largest)
-    figure, colors = _panels(len(kinds), 3.1, 3.2, share_y=True), row_colors(study)
+    figure, colors = _panels(len(kinds), 3.7, 3.0, share_y=True), looks(study)
     for axes, kind in zip(figure.axes, kinds, strict=True):
         paths: dict[tuple[str, str], list[tuple[float, float]]] = {}
         labels: list[tuple[float, float, str, str]] = []
@@ -113,10 +128,12 @@ def accuracy_by_traffic(study: Study, setting: Setting) -> Picture | None:
                 continue
             x = traffic.mean / byte
             paths.setdefault((row.method, row.mask), []).append((x, accuracy.mean))
-            axes.plot([v / byte for v in traffic.values], accuracy.values, ".", color=colors[row], alpha=0.45)
-            axes.plot(x, accuracy.mean, "o", color=colors[row], markersize=5)
+            axes.plot(
+                [v / byte for v in traffic.values], accuracy.values, ".", color=colors[row].color, alpha=0.45
+            )
+            axes.plot(x, accuracy.mean, colors[row].marker, color=colors[row].color, markersize=5)
             if sparsity := float(study.runs(row, setting)[0].summary["sparsity"]):
-                labels.append((accuracy.mean, x, f"{sparsity:g}", colors[row]))
+                labels.append((accuracy.mean, x, f"{sparsity:g}", colors[row].color))
         for path in paths.values():
             axes.plot(*zip(*sorted(path), strict=True), color=FAINT, linewidth=1, zorder=0)
         if labels:
@@ -139,12 +156,15 @@ def accuracy_by_traffic(study: Study, setting: Setting) -> Picture | None:
 
 
 def client_accuracies(study: Study, setting: Setting) -> Picture | None:
-    """How the clients' accuracies spread at the end; None where no run kept its clients."""
+    """The spread of the clients' accuracies at the end; None where no run kept its clients."""
     kinds, rows = study.kinds_of(setting), study.rows_of(setting)
     rows = [row for row in rows if any(len(run.clients) for run in study.runs(row, setting))]
     if not kinds or not rows:
         return None
-    figure, colors = _panels(len(kinds), 2.7, 0.9 + 0.42 * len(rows), share_y=True), row_colors(study)
+    figure, colors = (
+        _panels(len(kinds), 2.7, 0.9 + 0.42 * len(rows), share_y=True, a_line=len(kinds)),
+        looks(study),
+    )
     jitter = np.random.default_rng(0)
     for axes, kind in zip(figure.axes, kinds, strict=True):
         for height, row in enumerate(rows):
@@ -154,10 +174,12 @@ def client_accuracies(study: Study, setting: Setting) -> Picture | None:
             p10, low, middle, high, p90 = np.percentile(known, [10, 25, 50, 75, 90])
             spread = height + jitter.uniform(-0.28, 0.28, len(known))
             dots: dict[str, Any] = {"markersize": 4, "alpha": 0.4, "markeredgewidth": 0, "rasterized": True}
-            axes.plot(known, spread, ".", color=colors[row], **dots)
-            axes.plot([p10, p90], [height, height], color=colors[row], linewidth=1)
-            axes.plot([low, high], [height, height], color=colors[row], linewidth=4, solid_capstyle="butt")
-            axes.plot(middle, height, "o", color="white", markersize=5.5, markeredgecolor=colors[row])
+            axes.plot(known, spread, ".", color=colors[row].color, **dots)
+            axes.plot([p10, p90], [height, height], color=colors[row].color, linewidth=1)
+            axes.plot(
+                [low, high], [height, height], color=colors[row].color, linewidth=4, solid_capstyle="butt"
+            )
+            axes.plot(middle, height, "o", color="white", markersize=5.5, markeredgecolor=colors[row].color)
         axes.grid(axis="x", color=FAINT, linewidth=0.6)
         axes.set_xlabel(named(study, setting))
         set_title(axes, f"{kind} models", f"{setting.label}: the clients" if axes is figure.axes[0] else "")
@@ -175,7 +197,7 @@ def client_accuracies(study: Study, setting: Setting) -> Picture | None:
 
 
 def mask_overlap(study: Study, setting: Setting) -> Picture | None:
-    """Whether the mask search finds the clients that are alike; None where no run kept masks."""
+    """Overlap of masks against overlap of labels, over pairs of clients; None where no run kept masks."""
     found: list[tuple[Row, list[masks.Overlap]]] = []
     for row in study.rows_of(setting):
         computed = (masks.overlap(run) for run in study.runs(row, setting) if run.has_masks)
@@ -212,7 +234,7 @@ def mask_overlap(study: Study, setting: Setting) -> Picture | None:
 
 
 def layer_densities(study: Study, setting: Setting) -> Picture | None:
-    """How dense the masks leave the weights of each layer; None where no run kept masks."""
+    """The density of each layer under the masks; None where no run kept masks."""
     shares: dict[Row, dict[str, np.ndarray]] = {}
     for row in study.rows_of(setting):
         if runs := [run for run in study.runs(row, setting) if run.has_masks]:
@@ -221,15 +243,19 @@ def layer_densities(study: Study, setting: Setting) -> Picture | None:
         return None
     layers = list(dict.fromkeys(layer for found in shares.values() for layer in found))
     figure = _panels(1, 6.2, 0.9 + 0.28 * len(layers))
-    axes, colors = figure.axes[0], row_colors(study)
+    axes, colors = figure.axes[0], looks(study)
     for place, (row, found) in enumerate(shares.items()):
         shift = 0.5 * (place + 0.5) / len(shares) - 0.25
         for layer, densities in found.items():
             height = layers.index(layer) + shift
             axes.plot(
-                np.percentile(densities, [10, 90]), [height] * 2, color=colors[row], linewidth=1.2, alpha=0.6
+                np.percentile(densities, [10, 90]),
+                [height] * 2,
+                color=colors[row].color,
+                linewidth=1.2,
+                alpha=0.6,
             )
-            axes.plot(densities.mean(), height, "o", color=colors[row], markersize=4.5)
+            axes.plot(densities.mean(), height, colors[row].marker, color=colors[row].color, markersize=4.5)
     axes.set_xlim(0, 1.02)
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
     row_ticks(axes, layers)
@@ -247,19 +273,31 @@ DRAWN = (accuracy_by_round, accuracy_by_traffic, client_accuracies, mask_overlap
 """Every figure of a data setting, in a report's order."""
 
 
-def _panels(count: int, width: float, height: float, share_y: bool = False) -> Figure:
-    """A figure of so many panels, each so large in inches, `PANELS_A_LINE` side by side."""
-    columns = min(count, PANELS_A_LINE)
+def _panels(
+    count: int, width: float, height: float, share_y: bool = False, a_line: int = PANELS_A_LINE
+) -> Figure:
+    """A figure of so many panels, each so large in inches, at most `a_line` side by side."""
+    columns = min(count, a_line)
     lines = -(-count // columns)
-    size = (width * columns + (1.4 if columns > 1 else 1.6), height * lines)
+    size = (width * columns + 0.5, height * lines)
     figure, _ = new_figure(*size, heights=[1] * lines, columns=columns, share_y=share_y)
     for spare in figure.axes[count:]:
         spare.remove()
     return figure
 
 
-def _legend(figure: Figure, rows: Sequence[Row], colors: dict[Row, str]) -> None:
-    legend(figure, {row.label: colors[row] for row in rows})
+def _legend(figure: Figure, rows: Sequence[Row], every: dict[Row, Look]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles: list[Any] = [
+        Line2D(
+            [], [], color=look.color, linestyle=look.line, marker=look.marker, markersize=4, label=row.label
+        )
+        for row in rows
+        for look in [every[row]]
+    ]
+    look: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "labelcolor": INK, "handlelength": 3}
+    figure.legend(handles=handles, loc="outside lower left", ncols=PANELS_A_LINE, **look)
 
 
 def _correlations(overlaps: list[masks.Overlap]) -> str:

@@ -1,4 +1,4 @@
-"""What the clients' masks have in common, and with their labels."""
+"""The overlap of the clients' masks, and its correlation with their labels."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Overlap:
     correlation: float | None
     """Pearson's; None where one side does not vary, as with equal masks."""
     p_value: float | None
-    """Of Mantel's test: pairs are not independent, so clients are permuted, not pairs."""
+    """The p-value of Mantel's test: pairs are not independent, so it permutes clients, not pairs."""
 
 
 @cache
 def densities(run: Run) -> np.ndarray:
-    """How dense each tensor is in each client's mask: float64 [clients, tensors]."""
+    """The density of each tensor in each client's mask: float64 [clients, tensors]."""
     _, masks = run.masks()
     sizes = _sizes(run)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])

@@ -15,10 +15,10 @@ KEYS = ("sweep", "runs", "out", "paper", "targets")
 
 @dataclass(frozen=True)
 class Options:
-    """What to report on, and how."""
+    """The runs to report on, and the form of the report."""
 
     name: str
-    """Of the study."""
+    """The study's name."""
     source: Path | str
     """A folder, or a filter of MLflow."""
     out: Path

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from fedspa.core import names
-from fedspa.core.paths import git
+from fedspa.core.paths import git, project_root
 from fedspa.report import tables
 from fedspa.report.cells import listed
 from fedspa.report.figures import DRAWN, Picture
@@ -76,7 +76,7 @@ def write_report(report: Report, study: Study, folder: Path) -> Path:
     results(study, report.tables).to_csv(folder / "results.csv", index=False, lineterminator="\n")
     for name in ("report.md", "tables.tex"):
         (folder / name).write_text(render(name, report=report))
-    links = [(run.name, os.path.relpath(run.folder, folder)) for run in study.all_runs]
+    links = [(run.name, _link(run.folder, folder)) for run in study.all_runs]
     page = folder / "index.html"
     page.write_text(render("page.html", report=report, drawings=drawings, links=links))
     return page
@@ -142,7 +142,7 @@ def _spans(table: Table) -> list[tuple[int, int]]:
 
 
 def _title(study: Study) -> str:
-    """As `FedSpa (DST), FedAvg and Ditto on CIFAR-10`."""
+    """The page's title, such as `FedSpa (DST), FedAvg and Ditto on CIFAR-10`."""
     methods = list(dict.fromkeys(row.name for row in study.rows))
     data = list(dict.fromkeys(setting.data for setting in study.settings))
     compared = listed(methods) if len(methods) < 5 else f"{len(methods)} methods"
@@ -152,9 +152,10 @@ def _title(study: Study) -> str:
 def _facts(study: Study) -> Iterator[str]:
     versions = listed(sorted({str(run.summary.get("version", "unknown")) for run in study.all_runs}))
     places = "; ".join(setting.label for setting in study.settings)
+    seeds = "seed" if len(study.seeds) == 1 else "seeds"
     commit = git("rev-parse", "--short", "HEAD")
     yield (
-        f"Study {study.name}: {len(study.all_runs)} runs of fedspa {versions} on {places} (seeds "
+        f"Study {study.name}: {len(study.all_runs)} runs of fedspa {versions} on {places} ({seeds} "
         f"{listed(study.seeds)}). Reported on {date.today()}" + (f" at commit {commit}." if commit else ".")
     )
     varied = varied_settings(study.all_runs)
@@ -178,11 +179,22 @@ def _small_tests(study: Study, setting: Setting) -> Iterator[str]:
         )
 
 
+def _link(run: Path, page: Path) -> str:
+    """The path to a run from the page's folder; "" if nothing below the project's root holds both.
+
+    A committed page must not have links to runs that are not committed.
+    """
+    together = Path(os.path.commonpath([run.resolve(), page.resolve()]))
+    return "" if together in (root := project_root(), *root.parents) else os.path.relpath(run, page)
+
+
 def _svg(picture: Picture) -> bytes:
     """The same figure gives the same bytes."""
     from matplotlib import rc_context
 
     file = BytesIO()
     with rc_context({"svg.hashsalt": picture.name}):
-        picture.figure.savefig(file, format="svg", dpi=150, metadata={"Date": None, "Creator": None})
+        picture.figure.savefig(
+            file, format="svg", dpi=150, transparent=True, metadata={"Date": None, "Creator": None}
+        )
     return file.getvalue()

@@ -176,7 +176,7 @@ def _printed_cell(paper: Printed | None, unit: float = 1) -> Cell:
 
 
 def _beside(ours: Seeds | None, paper: Printed | None, unit: float = 1) -> Cell:
-    """As `74.2 ± 0.3 (−0.8)`."""
+    """A cell such as `74.2 ± 0.3 (−0.8)`: our value, and its difference from the paper's."""
     if ours is None:
         return Cell(NO_VALUE)
     shown = Seeds(tuple(value / unit for value in ours.values))

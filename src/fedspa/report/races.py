@@ -111,7 +111,7 @@ def _rival_cell(study: Study, setting: Setting, rival: Row, rival_kind: str) -> 
 
 
 def _goal(study: Study, rival: Row, setting: Setting, kind: str) -> str:
-    """As `FedAvg global, 82.0 % in round 950.0`."""
+    """The rival's goal in words, such as `FedAvg global, 82.0 % in round 950.0`."""
     runs = study.runs(rival, setting)
     goals, rounds = zip(*(numbers.best(run, kind) for run in runs), strict=True)
     goal = f"{Seeds(goals).mean:.1f} %" if runs[0].in_percent else f"{Seeds(goals).mean:.3g}"

@@ -58,12 +58,12 @@ class Run(RunFiles):
 
     @property
     def mean_over(self) -> str:
-        """What its means over clients are over, in words."""
+        """The weights of its means over clients, in words."""
         return MEAN_OVER[self.settings.get("eval.weighting", "clients")]
 
     @property
     def in_percent(self) -> bool:
-        """Whether its scores are percentages; those of a regression are not."""
+        """True if its scores are percentages; those of a regression are not."""
         return bool(self.summary.get("in_percent", True))
 
     def lower_is_better(self, metric: str) -> bool:

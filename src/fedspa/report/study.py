@@ -1,4 +1,4 @@
-"""What a set of runs compares: rows (methods and what was varied of them), data settings, and the runs of each cell."""
+"""A set of runs to compare: rows (methods and their variants), data settings, and the runs of each cell."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Study:
 
     @property
     def mean_over(self) -> str:
-        """What its runs' means over clients are over, in words."""
+        """The weights of the means over clients, in words."""
         return " or ".join(sorted({run.mean_over for run in self.all_runs}))
 
     @property
@@ -171,8 +171,10 @@ def make_study(name: str, found: Found) -> Study:
 
 
 def varied_settings(runs: list[Run]) -> dict[str, list[str]]:
-    """What differs between the runs: each setting with its values. Left out: options that only some runs have, and
-    what changes nothing that a run leaves."""
+    """The settings that differ between the runs, with their values.
+
+    It leaves out options that only some runs have, and settings that do not change results.
+    """
     shared = set.intersection(*(set(run.settings) for run in runs))
     shared = {key for key in shared if role_of(key) is not Role.NEITHER}
     values = {key: {run.settings[key] for run in runs} for key in sorted(shared)}
@@ -230,7 +232,7 @@ def _values(run: Run, keys: list[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _assignments(varied: tuple[tuple[str, str], ...]) -> list[str]:
-    """As one types them: layer_sparsity=erk, sparsity=0.2."""
+    """The settings as typed on the command line: layer_sparsity=erk, sparsity=0.2."""
     return [f"{key.removesuffix('.name')}={value}" for key, value in varied]
 
 

@@ -95,7 +95,7 @@ class Table:
         return cls(name, title, " ".join([caption.strip(), *notes]), columns, lines)
 
     def is_best(self, column: int, cell: Cell) -> bool:
-        """Whether a cell of that column is bold; ties all are."""
+        """True if a cell of that column is bold: all cells that tie for the best value."""
         best = self.columns[column].best
         ranks = [line.cells[column].rank for line in self.lines]
         known = [rank for rank in ranks if rank is not None]

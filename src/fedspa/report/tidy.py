@@ -48,7 +48,7 @@ def settings_of(run: RunFiles) -> dict[str, Any]:
 
 
 def varied(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each run's settings those that have several values; None where a run does not have the setting."""
+    """For each run, the settings that have several values over all runs; None where it does not have one."""
     names = dict.fromkeys(name for of_run in settings for name in of_run)
     several = [name for name in names if len({of_run[name] for of_run in settings if name in of_run}) > 1]
     return [{name: of_run.get(name) for name in several} for of_run in settings]

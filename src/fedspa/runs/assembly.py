@@ -27,7 +27,7 @@ from fedspa.federated.client import ClientSetup
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.evaluation import Evaluator
 from fedspa.federated.executor import Executor, InProcess
-from fedspa.federated.jobs import OPTIONAL, CompletedUpdate, UpdateJob
+from fedspa.federated.jobs import CompletedUpdate, UpdateJob
 from fedspa.federated.local_models import LocalModels
 from fedspa.federated.loop import FederatedLoop
 from fedspa.federated.messages import Messages
@@ -149,7 +149,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
                 keeper.remember(job, weights, result)
 
     mask = plan.method.normaliser == "holders" or bool(curves and plan.mask.searches_first)
-    wanted = {"mask": mask, "local": bool(local_models or curves)}
+    used = {"mask": mask, "local": bool(local_models or curves)}
     link = Link(space, settings.federation.wire, settings.seed) if settings.federation.wire else None
     setup = ClientSetup(
         seed=settings.seed,
@@ -168,7 +168,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
         evaluators=evaluators,
         messages=Messages(costs, settings.seed, link),
         faults=settings.faults,
-        wanted=[name for name in OPTIONAL if wanted[name]],
+        unused=[name for name in used if not used[name]],
     )
     executor = _executor(plan, runner, initial, launch)
     if group.size > 1:

@@ -255,20 +255,19 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
         data_files=file_marks(plan.resolved["dataset"].get("path")),
         remarks=(
             *plan.unused,
-            *_other_precision(plan, federation),
-            *filter(None, [federation.runner.setup.network.remark]),
+            *filter(
+                None,
+                [
+                    plan.hardware.remark(federation.loop.state.weights.device.type),
+                    federation.runner.setup.network.remark,
+                ],
+            ),
             *source.remarks,
             tests.remark(len(held)),
             *(() if isinstance(train, MadeImages) else _unused(federation, held, source.things)),
         ),
         many=many,
     )
-
-
-def _other_precision(plan: Plan, federation: Federation) -> list[str]:
-    """A remark if the device does not compute in the precision that was set."""
-    tf32 = plan.hardware.precision == "tf32" and federation.loop.state.weights.device.type != "cuda"
-    return ["hardware.precision=tf32 computes as 32-true here: only CUDA has TF32"] if tf32 else []
 
 
 def _unused(federation: Federation, held: Sequence[np.ndarray], things: str) -> list[str]:

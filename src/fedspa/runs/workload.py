@@ -30,6 +30,7 @@ def workload(plan: Plan, train_sizes: Sequence[int] | np.ndarray, most_tested: i
         participants=federation.clients_per_round,
         steps=round(updates * training.epochs * batches),
         gradients=plan.mask is not None and (plan.mask.needs_gradient or plan.mask.needs_first_gradient),
+        masked=plan.mask is not None,
         # The test images of one client are a batch that is not filled up; those of all clients are several batches.
         test_batch=min(plan.settings.eval.batch_size, max(LEAST_TEST_BATCH, most_tested)),
     )

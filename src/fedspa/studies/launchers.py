@@ -37,7 +37,7 @@ class JobFailed(Exception):
 
 
 def side_by_side(launcher: Mapping[str, Any]) -> bool:
-    """Whether a launcher, given as Hydra's config `hydra.launcher`, runs jobs in processes of their own."""
+    """True if a launcher, given as Hydra's config `hydra.launcher`, runs jobs in processes of their own."""
     return not str(launcher["_target_"]).endswith("BasicLauncher")
 
 

@@ -70,7 +70,7 @@ def last_masks(loop: FederatedLoop) -> Lazy:
 
 
 def last_states(loop: FederatedLoop) -> Lazy:
-    """What the trained clients remember beside their masks, by `<client>.<name>`.
+    """The states of the trained clients beside their masks, by `<client>.<name>`.
 
     A mask among them is two: its bits, and in `<client>.<name>.length` how many coordinates it covers.
     """
@@ -98,7 +98,7 @@ def last_states(loop: FederatedLoop) -> Lazy:
 
 
 def saved_items(items: Mapping[str, torch.Tensor]) -> ClientState:
-    """What one client remembers, from its part of `last_states`: by name, without the client's number."""
+    """One client's state from its part of `last_states`: by name, without the client's number."""
     return ClientState(
         {
             name: PackedMask(item, int(items[name + LENGTH])) if name + LENGTH in items else item

@@ -1,8 +1,8 @@
-"""How every figure looks: the palette, bare axes, a title with a line under it, labels that do not collide."""
+"""The look of every figure: the palette, bare axes, a title with a line under it, labels that do not collide."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -86,14 +86,3 @@ def row_ticks(axes: Axes, labels: Sequence[str]) -> None:
     """A label for each row, the first one on top."""
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
-
-
-def legend(figure: Figure, colors: Mapping[str, str]) -> None:
-    """The colours by label, beside the axes."""
-    from matplotlib.lines import Line2D
-
-    handles: list[Any] = [
-        Line2D([], [], color=color, linewidth=3, label=label) for label, color in colors.items()
-    ]
-    look: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "labelcolor": INK, "handlelength": 1}
-    figure.legend(handles=handles, loc="outside right upper", **look)

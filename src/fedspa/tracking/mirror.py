@@ -51,7 +51,7 @@ class Mirror:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the run is, by the run itself. Raises `UserError` where the folder does not say it."""
+        """The run's description of itself. Raises `UserError` where the folder has none."""
         try:
             found: dict[str, Any] = json.loads((self._folder / ABOUT).read_text())
             return {"store": found["store"] or "", "start": found["start"], **found}

@@ -35,7 +35,7 @@ class MLflowTracker:
     """Has a run mirrored in a tracking store; beside a database, artifacts go to outputs/mlflow-artifacts."""
 
     takes_files: ClassVar[bool] = True
-    """Whether a run can send weights and masks to it."""
+    """True if a run can send weights and masks to it."""
     name: str = "mlflow"
     experiment: str = "fedspa"
     tracking_uri: str | None = None

@@ -1,4 +1,4 @@
-"""What MLflow's pages show of a run or a sweep beside params and curves: tags, and a description with results."""
+"""MLflow's page of a run or a sweep, beside params and curves: tags, and a description with results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTE_LENGTH = 4500
 
 
 def tags(info: RunInfo) -> dict[str, str]:
-    """What is known of a run before its first round."""
+    """The description of a run before its first round."""
     parts = info.names
     what = (
         f"{parts.get('method')} with mask {parts.get('mask')} at sparsity {info.sparsity} on "

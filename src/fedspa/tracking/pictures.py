@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fedspa.core import names
 from fedspa.core.files import write_whole
 from fedspa.core.records import KINDS, RoundRecord, RunInfo, RunResult, TheoryRow
-from fedspa.tracking.drawing import COLORS, FAINT, INK, legend, new_figure, row_ticks, set_title, spread_out
+from fedspa.tracking.drawing import COLORS, FAINT, INK, new_figure, row_ticks, set_title, spread_out
 from fedspa.tracking.tables import read_table
 
 if TYPE_CHECKING:
@@ -171,11 +171,12 @@ def study_picture(runs: pd.DataFrame, what: str) -> Figure:
         for row, label in enumerate(labels):
             values, height = runs.loc[[label], kind], row + shift
             axes.plot(values, [height] * len(values), ".", color=COLORS[kind], alpha=0.45)
-            axes.plot(values.mean(), height, "o", color=COLORS[kind], markersize=5)
+            named = {} if row else {"label": kind}
+            axes.plot(values.mean(), height, "o", color=COLORS[kind], markersize=5, **named)
     row_ticks(axes, labels)
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
     set_title(axes, "Scores at the end", f"{what}; small points: single runs; dots: their means")
-    legend(figure, {kind: COLORS[kind] for kind in runs})
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8.5, labelcolor=INK)
     return figure
 
 

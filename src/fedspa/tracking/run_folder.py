@@ -273,7 +273,7 @@ class RoundReader:
         self._seconds = 0.0
 
     def new(self) -> Iterator[tuple[int, float, dict[str, float]]]:
-        """Of each new round its number, the seconds that the run has taken so far, and all that is drawn of it."""
+        """Each new round: its number, the seconds that the run has taken so far, and its points to draw."""
         rounds = self._rounds.rows()  # first: the rows of the others are written before
         self._timed |= {row["round"]: row for row in self._timing.rows()}
         self._happened += self._events.rows()

@@ -62,7 +62,7 @@ def store_file(uri: str) -> Path | None:
 
 
 def is_missing(uri: str) -> bool:
-    """Whether an SQLite store has no file: opening it would make an empty one."""
+    """True if an SQLite store has no file: opening it would make an empty one."""
     file = store_file(uri)
     return file is not None and not file.is_file()
 

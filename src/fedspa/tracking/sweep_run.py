@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 SWEEP = "sweep"
 """The tag by which a sweep's run is found again when the sweep goes on another day."""
 VIEW = "mlflow.sharedViewState."
-"""How the experiment's tag begins that keeps a view of its table for those who open an address."""
+"""The prefix of the experiment's tag that keeps a view of its table for those who open an address."""
 FINETUNED = names.final(names.score(ACCURACY, "finetuned"))
 COLUMNS = (*(names.score(ACCURACY, kind) for kind in KINDS if kind != "finetuned"), FINETUNED)
 """The columns of the table of jobs: the last scores. A heading shows about 17 letters."""
@@ -34,7 +34,7 @@ COLUMNS = (*(names.score(ACCURACY, kind) for kind in KINDS if kind != "finetuned
 
 @dataclass
 class Parent:
-    """What a sweep's jobs need to know of its run, and what the run is to know in the end."""
+    """A sweep's run: its identity, for the jobs, and the results that it shows at the end."""
 
     run_id: str = ""
     """Empty where nothing goes to MLflow."""

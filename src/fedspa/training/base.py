@@ -49,7 +49,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """As in the config."""
+        """The name in the config."""
 
     instead_of: dict[str, str]
     """The engines that failed before this one was chosen, and the reason for each."""

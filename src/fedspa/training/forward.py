@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from fedspa.data.examples import Examples
 from fedspa.training.capture import Captures
-from fedspa.training.eager import EagerEngine
+from fedspa.training.step import StepFunctions
 
 
 class Forward:
@@ -17,25 +15,20 @@ class Forward:
     A batch always has the same shape. Examples left from an earlier batch fill it up, which does not change the others.
     """
 
-    def __init__(
-        self,
-        eager: EagerEngine,
-        outputs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-        batch_size: int,
-        captures: Captures,
-    ) -> None:
+    def __init__(self, functions: StepFunctions, batch_size: int, captures: Captures) -> None:
         """
         Args:
-            eager: has the network.
-            outputs: (weights [total], inputs [B, ...]) -> the network's outputs; compiled or not.
+            functions: has the network.
             batch_size: the number of examples in every batch.
             captures: records the forward pass.
         """
-        self._eager, self._outputs, train = eager, outputs, eager.examples
-        self._weights = eager.weights
+        self._functions, self._eager = functions, functions.eager
+        self._layout, train = functions.network.layout, self._eager.examples
+        weights, self._statistics = self._layout.halves(self._layout.ordered(self._eager.weights))
+        self._weights = weights.to(functions.network.dtype)
         self._inputs = train.empty_inputs(batch_size)
         self._predicted = train.targets.new_zeros(batch_size, *train.targets.shape[1:])
-        eager.module.eval()
+        self._eager.module.eval()
         self._replay = captures(self._run)
 
     def predict(
@@ -43,7 +36,10 @@ class Forward:
     ) -> torch.Tensor:
         """The prediction for each example, [n] or [n, K]; see `Engine.predict`."""
         self._eager.module.eval()
-        self._weights.copy_(weights)
+        for target, part in zip(
+            (self._weights, self._statistics), self._layout.halves(self._layout.ordered(weights)), strict=True
+        ):
+            target.copy_(part)
         predicted = []
         for batch in examples.in_order(rows, batch_size):
             for inputs in batch.inputs.split(len(self._inputs)):
@@ -54,6 +50,5 @@ class Forward:
 
     @torch.no_grad()
     def _run(self) -> None:
-        with self._eager.fabric.autocast():
-            found = self._outputs(self._weights, self._inputs)
+        found = self._functions.outputs(self._weights, self._statistics, self._inputs)
         self._predicted.copy_(self._eager.module.objective.predictions(found))

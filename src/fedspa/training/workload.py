@@ -17,5 +17,7 @@ class Workload:
     """The number of clients trained in a round."""
     gradients: bool = False
     """True if clients will need gradients of a batch."""
+    masked: bool = False
+    """True if clients train under masks."""
     test_batch: int = 128
     """The number of examples in one batch of a test."""
