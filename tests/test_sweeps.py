@@ -284,6 +284,24 @@ def test_a_finished_run_of_another_config_is_kept(sweep, tmp_path):
     assert "older" in (folder.parent / "set_aside" / "seed=0-1" / "summary.json").read_text()
 
 
+def test_a_finished_run_is_skipped_though_a_newer_version_has_more_settings(sweep, tmp_path):
+    def older(plan, folder, changed=""):
+        config = json.loads(json.dumps(plan.resolved))
+        del config["dataset"]["val_fraction"]
+        if changed:
+            config["dataset"]["test_fraction"] = changed
+        (folder / "config.yaml").write_text(f"# config_hash: older\n{json.dumps(config)}")
+        (folder / "summary.json").write_text('{"config_hash": "older", "data_files": ""}')
+
+    assert sweep(older, "seed=0") == 0
+    assert sweep(never, "seed=0") == 0
+    ran = []
+    words, ran = ("seed=0", "sparsity=0.3"), []
+    assert sweep(lambda plan, folder: older(plan, folder, changed=0.5), *words) == 0
+    assert sweep(lambda plan, folder: ran.append(plan), *words) == 0
+    assert len(ran) == 1
+
+
 def test_a_finished_run_of_other_numbers_or_data_is_none_of_this_sweep(sweep, tmp_path):
     data, ran = write_data(tmp_path / "data", 0), []
     words = (*OF_FILES, f"dataset.path={data}", "seed=0,1")
