@@ -503,6 +503,7 @@ def test_mistakes_are_told(plan, words, sentence):
 
 def test_auto_compiles_long_runs_on_a_gpu_and_falls_back_where_it_cannot(monkeypatch, caplog):
     eager = SimpleNamespace(
+        space=SimpleNamespace(channels=None),
         settings=SimpleNamespace(optimizer="sgd"),
         module=SimpleNamespace(own_step=""),
         device=torch.device("cuda"),

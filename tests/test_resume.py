@@ -70,6 +70,9 @@ RUNS: dict[str, tuple[str, ...]] = {
         "checkpoint.every=1",
     ),
     "subsampling, with faults": (ONE, "method=subsampling", "faults.dropout=0.3", "checkpoint.every=2"),
+    "fedspa+channels, on the wire, two workers": (
+        *(TWO, "mask=channels", "mask.initial=different", "federation.wire=fp32", "checkpoint.every=1"),
+    ),
 }
 KILLS_A_RUN = 4
 NOT_COMPARED = ("timing.csv", "summary.json", ".lock")
@@ -124,7 +127,7 @@ def deal(run: str) -> list[str]:
 def test_a_killed_run_that_goes_on_leaves_the_same_bytes(
     plan: Callable[..., Plan], tmp_path: Path, name: str
 ) -> None:
-    """Nine runs, each killed at four points of its life."""
+    """Ten runs, each killed at four points of its life."""
     tiny = plan(*TINY, *RUNS[name])
     seen = count(tiny, tmp_path / "whole")
     expected = files(tmp_path / "whole")

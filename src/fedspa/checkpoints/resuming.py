@@ -17,9 +17,11 @@ from yaml import YAMLError
 
 from fedspa.checkpoints.data_there import DataThere
 from fedspa.config.plan import Plan
+from fedspa.config.recorded import has_config
 from fedspa.core.errors import UserError, brief
 from fedspa.core.identity import CONFIG_HASH, ROUNDS, following_rounds, what_differs
 from fedspa.core.paths import project_root
+from fedspa.core.roles import Role, settings_that
 
 AUTO = "auto"
 CHECKPOINTS, LAST = "checkpoints", "last.ckpt"
@@ -121,7 +123,9 @@ def refuse_other_settings(
 def is_finished(folder: Path, config_hash: str) -> bool:
     """True if a folder has the finished run of this config, on any data: see `DataThere`."""
     summary = _summary_in(folder)
-    return summary is not None and summary.get("config_hash") == config_hash
+    return summary is not None and (
+        summary.get("config_hash") == config_hash or has_config(folder, config_hash)
+    )
 
 
 def _summary_in(folder: Path) -> dict[str, Any] | None:
@@ -136,13 +140,11 @@ def _summary_in(folder: Path) -> dict[str, Any] | None:
 
 
 def leaves_otherwise(folder: Path, plan: Plan) -> bool:
-    """True if the run in a folder leaves other files there than this plan, such as with `save.local`.
-
-    Its results may be the same.
-    """
+    """True if the run in a folder leaves other files there than this plan, such as with `save.local`."""
     if config_hash_in(folder) is None:
         return False
-    return bool(what_differs(_config_in(folder), plan.resolved))
+    theirs, ours = (settings_that(config, Role.KEEPS) for config in (_config_in(folder), plan.resolved))
+    return theirs != ours
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -45,6 +45,7 @@ from fedspa.runs.ranks import Ranks
 from fedspa.runs.workers import Workers, can_fork
 from fedspa.runs.workload import workload
 from fedspa.training.eager import EagerEngine
+from fedspa.training.narrow import NarrowEngine
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,9 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
 
     place = (fabric.device, plan.hardware.dtype)
     train_examples = source.examples(data.train, *place, augmented=True)
-    eager = EagerEngine(fabric, network, settings.training, train_examples, plan.method.training_module)
+    parts = fabric, network, settings.training, train_examples, plan.method.training_module
+    narrow = plan.mask is not None and plan.mask.cuts_channels and settings.sparsity
+    eager = NarrowEngine(*parts, widths=plan.mask.widths) if narrow else EagerEngine(*parts)
     most_tested = int(row_counts(rows.test).max())
     engine = plan.engine.build(eager, workload(plan, row_counts(rows.train), most_tested))
     space, whole = engine.space.shared, engine.weights
