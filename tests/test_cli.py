@@ -68,7 +68,7 @@ def test_each_command_has_a_name(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("mask=dts", "mask=dts is not known: did you mean dst or dsr? (valid: deepr, dsr, dst, "),
+        ("mask=dts", "mask=dts is not known: did you mean dst or dsr? (valid: channels, deepr, dsr, "),
         ("metric=[acuracy]", "metric=acuracy is not known: did you mean accuracy?"),
         ("experiment=cifar10_smal", "experiment=cifar10_smal is not known: did you mean cifar10_small"),
         ("sparsity=1.2", "sparsity=1.2 is out of range: it must be in [0, 1)."),
@@ -88,7 +88,7 @@ def test_each_command_has_a_name(monkeypatch, capsys):
         ("training=3", "training=3 is no section: set what is in it, as in training.epochs="),
         ("eval.targets=70", "eval.targets=70 is not a list"),
         ("mask=DST", "mask=DST is not known: did you mean dst or dsr?"),
-        ("mask=null", "mask=null is not known: valid are deepr, dsr, dst, "),
+        ("mask=null", "mask=null is not known: valid are channels, deepr, dsr, "),
         ("mask=[dst,rsm]", "mask=[dst,rsm] is a list: mask takes one option"),
         ("metric.foo=1", "metric holds no settings"),
         ("+sparsity=0.3", "sparsity has a value already: write sparsity=<value>, without the +."),
@@ -206,7 +206,7 @@ runpy.run_path({str(ROOT / "src" / program)!r} + ".py", run_name="__main__")
 
 def test_help_shows_each_group_with_what_is_chosen(tmp_path):
     shown = command("--help", "mask=rsm", folder=tmp_path).stdout
-    assert "  mask            how a mask moves      [rsm], deepr, dsr, dst, " in shown
+    assert "  mask            how a mask moves      [rsm], channels, deepr, dsr, " in shown
     groups = {folder.name for folder in config_dir().iterdir() if folder.is_dir()} - {"hydra"}
     assert groups <= {line.split()[0] for line in shown.splitlines() if line.startswith("  ")}
     assert "$" in shown and "$$" not in shown
@@ -249,7 +249,7 @@ def test_results_go_to_the_project_from_any_folder(tmp_path, monkeypatch, method
     register()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         config = compose("config", [f"method={method}"], return_hydra_config=True)
-    assert re.fullmatch(rf"{ROOT}/outputs/[-0-9]+/[-0-9]+_digits-{name}-seed0", config.hydra.run.dir)
+    assert re.fullmatch(rf"{ROOT}/outputs/[-0-9]+/[-0-9]+_{name}-digits-seed0", config.hydra.run.dir)
     assert config.hydra.sweep.dir == f"{ROOT}/outputs/sweeps"
 
 

@@ -216,7 +216,7 @@ class ClientRunner:
         self, round: int, client: int, first: bool, weights: torch.Tensor, state: ClientState, reads: Reads
     ) -> LocalClient:
         return LocalClient(
-            self.setup,
+            setup=self.setup,
             id=client,
             round=round,
             first=first,

@@ -14,7 +14,6 @@ from fedspa.core.records import Costs, RoundRecord
 from fedspa.core.settings import EvalSettings, FederationSettings
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.evaluation import spreads
-from fedspa.federated.events import RoundEvents
 from fedspa.federated.executor import Executor
 from fedspa.federated.faults import FaultModel
 from fedspa.federated.jobs import CompletedUpdate, FailedUpdate, UpdateJob
@@ -91,8 +90,7 @@ class FederatedLoop:
 
         # 2. Each of them receives the weights, trains, and sends its update; the server adds it.
         aggregator = self._server.aggregator()
-        events = RoundEvents(self._runner.faults, self._setup.training, state.events, len(jobs))
-        tally = RoundTally(self._setup, events, clock, prepared)
+        tally = RoundTally(self._setup, self._runner.faults, clock, prepared, state.events)
         for job, result in zip(jobs, self._executor.run(jobs, state.server), strict=True):
             tally.add(job, result)
             if isinstance(result, FailedUpdate):
@@ -101,6 +99,7 @@ class FederatedLoop:
             with clock("aggregate"):
                 aggregator.add(result.update, self._server.weight(job.client))
             state.remember(job.client, result.update)
+        tally.finish(t)
 
         # 3. The server updates its weights.
         with clock("aggregate"):
@@ -117,7 +116,7 @@ class FederatedLoop:
         # 5. Record.
         state.costs += tally.costs
         state.dense_costs += tally.dense_costs
-        state.events = events.totals
+        state.events = tally.event_totals
         return state, RoundRecord(
             round=state.round,
             participants=tuple(participants),
@@ -132,8 +131,8 @@ class FederatedLoop:
             else {},
             extras={**self._method.describe(t), **state.explored()},
             seconds=clock.seconds,
-            events=tuple(events.events),
-            total_events=events.totals,
+            events=tuple(tally.events),
+            total_events=state.events,
         )
 
     def _prepare(self, state: FederationState, clock: Clock) -> Costs:

@@ -45,6 +45,7 @@ from fedspa.runs.ranks import Ranks
 from fedspa.runs.workers import Workers, can_fork
 from fedspa.runs.workload import workload
 from fedspa.training.eager import EagerEngine
+from fedspa.training.narrow import NarrowEngine
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,9 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
 
     place = (fabric.device, plan.hardware.dtype)
     train_examples = source.examples(data.train, *place, augmented=True)
-    eager = EagerEngine(fabric, network, settings.training, train_examples, plan.method.training_module)
+    parts = fabric, network, settings.training, train_examples, plan.method.training_module
+    narrow = plan.mask is not None and plan.mask.cuts_channels and settings.sparsity
+    eager = NarrowEngine(*parts, widths=plan.mask.widths) if narrow else EagerEngine(*parts)
     most_tested = int(row_counts(rows.test).max())
     engine = plan.engine.build(eager, workload(plan, row_counts(rows.train), most_tested))
     space, whole = engine.space.shared, engine.weights
@@ -125,6 +128,8 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     initial_mask: Callable[[int], PackedMask] = lambda client: full_mask  # noqa: E731
     if active and not plan.mask.searches_first:
         initial_mask = InitialMasks.of(plan.mask, space, settings.seed)
+        if fabric.device.type != "cpu":  # which would wait for one client's mask after another
+            initial_mask.draw_ahead(settings.federation.clients)
         check_flow(plan, eager, initial_mask(0), torch.from_numpy(rows.train[0][:SEEN]))
     public = (len(rows.public), source.outputs)
     initial = Initial(whole[: space.total].clone(), initial_mask, full_mask, public)
