@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedspa.core.errors import UserError, check_choice, check_range
+from fedspa.core.errors import UserError, check_range
 from fedspa.core.randomness import numpy_generator
 from fedspa.data.sets import ArraySet, Data
 from fedspa.data.source import Source
@@ -19,8 +19,6 @@ from fedspa.partition.base import AnyPartition, Assignment, partition_hash
 log = logging.getLogger(__name__)
 
 TEST_FRACTION = 0.2
-FRACTIONS = ("val_fraction", "public_fraction")
-"""The settings of the section dataset that arrays have too."""
 
 
 @dataclass(kw_only=True)
@@ -58,7 +56,8 @@ class OwnData(Source):
             **shown,
             "test_size": len(self.test),
             "hash": Data(self.train, self.test).hash,
-            **{name: getattr(self, name) for name in FRACTIONS},
+            "val_fraction": self.val_fraction,
+            "public_fraction": self.public_fraction,
         }
 
     @property
@@ -103,18 +102,13 @@ def own_data(
     test: tuple[Any, Any] | None,
     test_clients: Any,
     test_fraction: float | None,
-    options: Any,
+    **fractions: Any,
 ) -> tuple[OwnData, OwnRows]:
     """The data and rows of a run, from arguments of `fedspa.Federation`. Raises `UserError`.
 
-    options: settings of the section dataset.
+    fractions: the shares of each client's rows for validation and public rows, as for `Source`.
     """
-    if not isinstance(options, Mapping):
-        raise UserError(
-            f"dataset={options!r} is another data set than data=(inputs, targets): leave one out."
-        )
-    for name, value in options.items():
-        check_choice("dataset", name, FRACTIONS)
+    for name, value in fractions.items():
         if type(value) not in (int, float):
             raise UserError(f"{name}={value!r} is no number: it must be in [0, 1).")
     train_set = _array_set("data", data)
@@ -149,7 +143,7 @@ def own_data(
             )
     source = OwnData(
         name="arrays", classes=classes, train_size=len(train_set), test_size=len(test_set), train=train_set,
-        test=test_set, **options,
+        test=test_set, **fractions,
     )  # fmt: skip
     return source, OwnRows(name="own", assignment=Assignment(train, held_out, tuple(map(str, names))))
 

@@ -225,18 +225,24 @@ def idx_array(file: Path, rank: int) -> np.ndarray:
     return np.frombuffer(data, np.uint8, math.prod(shape), head).reshape(shape)
 
 
-def image_folder(
-    root: Path, found: Sequence[Parts], origin: str, splits: Sequence[str], label: str | None
+def open_images(
+    path: str, origin: str, splits: Sequence[str], label: str | None
 ) -> dict[str, datasets.Dataset]:
     """Image files as tables by split: the file, its class, its folder, and what a table beside the images says of it.
+    The same as `open_tables` where there are no image files.
 
-    found: the image files and the tables below the folder. The splits are folders of these names, if one has the first
-    name. label: the column of the labels; None for the folders. Raises `UserError` for images in no class.
+    The splits are folders of these names, if one has the first name. label: the column of the labels; None for the
+    folders. Raises `UserError` for images in no class.
     """
     import datasets
     import pandas as pd
+    from datasets.packaged_modules.imagefolder.imagefolder import IMAGE_EXTENSIONS
 
-    images = [parts for parts in found if not parts[-1].lower().endswith(TABLES)]
+    root = unpacked(path, origin)
+    found = files_below(root, origin) if root.is_dir() else []
+    images = [parts for parts in found if parts[-1].lower().endswith(tuple(IMAGE_EXTENSIONS))]
+    if not images:
+        return open_tables(path, origin, splits)
     for name in map("/".join, images):
         if name != name.encode(errors="ignore").decode():
             raise UserError(

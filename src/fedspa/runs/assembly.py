@@ -124,6 +124,8 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     initial_mask: Callable[[int], PackedMask] = lambda client: full_mask  # noqa: E731
     if active and not plan.mask.searches_first:
         initial_mask = InitialMasks.of(plan.mask, space, settings.seed)
+        if fabric.device.type != "cpu":  # which would wait for one client's mask after another
+            initial_mask.draw_ahead(settings.federation.clients)
         check_flow(plan, eager, initial_mask(0), torch.from_numpy(rows.train[0][:SEEN]))
     public = (len(rows.public), source.outputs)
     initial = Initial(whole[: space.total].clone(), initial_mask, full_mask, public)

@@ -129,7 +129,7 @@ class BegunRun:
                 state = read(file)
             except ArchiveError as error:
                 raise UserError(
-                    f"{another} cannot be read ({error}): begin a new run in another folder."
+                    f"{newest or another} cannot be read ({error}): begin a new run in another folder."
                 ) from error
             self._state.load(state, continues=continues)
 

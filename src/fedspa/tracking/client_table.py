@@ -70,7 +70,7 @@ def last_masks(loop: FederatedLoop) -> Lazy:
 
 
 def last_local_models(loop: FederatedLoop) -> Lazy:
-    """The packed local model of each trained client: `<client>.values`, and the bits of their places: `<client>.mask`."""
+    """The packed local model of each trained client: `<client>.values`, and the bits of `<client>.mask`."""
     models: Mapping[int, ClientState] = loop.state.local_models or {}
 
     def tensor(key: str) -> torch.Tensor:

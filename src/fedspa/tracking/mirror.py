@@ -190,7 +190,7 @@ class Mirror:
         values: dict[str, float] = {}
         if about["status"] == "FINISHED":
             summary = json.loads((self._folder / "summary.json").read_text())
-            tags |= described(about["tags"][NOTE], summary)
+            tags |= described(run_id, about["tags"][NOTE], summary)
             values = _named(final_metrics(summary))
         step = self.confirmed["round"]
         results = [Metric(key, values[key], about["end"], step) for key in values.keys() - reached]
