@@ -250,7 +250,7 @@ def test_results_go_to_the_project_from_any_folder(tmp_path, monkeypatch, method
     register()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         config = compose("config", [f"method={method}"], return_hydra_config=True)
-    assert re.fullmatch(rf"{ROOT}/outputs/[-0-9]+/[-0-9]+_digits-{name}-seed0", config.hydra.run.dir)
+    assert re.fullmatch(rf"{ROOT}/outputs/[-0-9]+/[-0-9]+_{name}-digits-seed0", config.hydra.run.dir)
     assert config.hydra.sweep.dir == f"{ROOT}/outputs/sweeps"
 
 

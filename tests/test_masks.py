@@ -279,6 +279,15 @@ def test_same_first_masks_are_one_object_and_different_ones_are_reproducible():
     assert all(SPACE.count(mask.unpack(like)) == (6, 3, 5) for mask in same + different)
 
 
+def test_masks_drawn_ahead_are_those_drawn_when_asked_for():
+    draws = [lambda source: random_mask(SPACE, (6, 3, 5), source)]
+    ahead, later = (InitialMasks(lambda source: draws[0](source), shared=False, seed=0) for _ in range(2))
+    ahead.draw_ahead(3)
+    expected = [later(client) for client in range(3)]
+    draws.clear()  # nothing can be drawn now
+    assert [ahead(client) for client in range(3)] == expected
+
+
 @pytest.mark.parametrize("option", ["initial", "anneal_divisor", "regrow"])
 def test_dst_knows_its_options(option):
     with pytest.raises(UserError, match=f"mask.{option}=other is not known"):

@@ -179,7 +179,9 @@ def eager_engine(
 
 
 def compiled(eager: EagerEngine) -> CompiledEngine:
-    return CompiledEngine(eager, Workload(largest=EACH, steps=1, gradients=True, test_batch=4), compiler=None)
+    return CompiledEngine(
+        eager, Workload(largest=EACH, steps=1, gradients=True, test_batches=(4,)), compiler=None
+    )
 
 
 def loop(

@@ -417,7 +417,7 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, arguments: dict[str, Any], to
 
 
 def test_a_word_about_an_object_is_refused() -> None:
-    with pytest.raises(fedspa.UserError, match="val_fraction is no setting of an own dataset"):
+    with pytest.raises(fedspa.UserError, match="val_fraction has no effect beside an own dataset"):
         fedspa.Federation("dataset.val_fraction=0.1", **TOY)
 
 

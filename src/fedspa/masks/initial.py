@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 
 import torch
 
+from fedspa.core.launch import usable_cores
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.randomness import generator
 from fedspa.core.weights import ParameterSpace
@@ -35,6 +37,12 @@ class InitialMasks:
     def _draw(self, client: int) -> PackedMask:
         source = generator(self._seed, "initial_mask", client=client)
         return PackedMask.pack(self._random(source))
+
+    def draw_ahead(self, clients: int) -> None:
+        """Draw the masks of the first clients in threads, as many as are cached."""
+        if self._shared is None:
+            with ThreadPoolExecutor(usable_cores()) as threads:
+                list(threads.map(self._per_client, range(min(clients, self.KEPT))))
 
     def __call__(self, client: int) -> PackedMask:
         """The first mask of a client; the same object for all clients that share it."""

@@ -13,10 +13,20 @@ from fedspa.core import names
 from fedspa.report import masks, numbers
 from fedspa.report.cells import CURVES, listed, named, traffic_unit
 from fedspa.report.study import Row, Setting, Study
-from fedspa.tracking.drawing import BLUE, FAINT, INK, OCHRE, SERIES, new_figure, set_title, shades, spread_out
+from fedspa.tracking.drawing import (
+    BLUE,
+    FAINT,
+    INK,
+    OCHRE,
+    SERIES,
+    new_figure,
+    row_ticks,
+    set_title,
+    shades,
+    spread_out,
+)
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PANELS_A_LINE = 2
@@ -173,7 +183,7 @@ def client_accuracies(study: Study, setting: Setting) -> Picture | None:
         axes.grid(axis="x", color=FAINT, linewidth=0.6)
         axes.set_xlabel(named(study, setting))
         set_title(axes, f"{kind} models", f"{setting.label}: the clients" if axes is figure.axes[0] else "")
-    _row_ticks(figure.axes[0], [row.label for row in rows])
+    row_ticks(figure.axes[0], [row.label for row in rows])
     caption = (
         f"Each dot is one client in one seed at the end of the run, on its own test set, a panel for each of the "
         f"{listed(kinds)} models. Ring: median; thick line: middle half; thin line: 10th to 90th percentile."
@@ -248,7 +258,7 @@ def layer_densities(study: Study, setting: Setting) -> Picture | None:
             axes.plot(densities.mean(), height, colors[row].marker, color=colors[row].color, markersize=4.5)
     axes.set_xlim(0, 1.02)
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
-    _row_ticks(axes, layers)
+    row_ticks(axes, layers)
     subtitle = f"{setting.label}: share of active weights by layer, mean over clients"
     set_title(axes, "Density of the masks", subtitle)
     _legend(figure, list(shares), colors)
@@ -288,12 +298,6 @@ def _legend(figure: Figure, rows: Sequence[Row], every: dict[Row, Look]) -> None
     ]
     look: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "labelcolor": INK, "handlelength": 3}
     figure.legend(handles=handles, loc="outside lower left", ncols=PANELS_A_LINE, **look)
-
-
-def _row_ticks(axes: Axes, labels: list[str]) -> None:
-    """A label a row, the first on top."""
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
 
 
 def _correlations(overlaps: list[masks.Overlap]) -> str:

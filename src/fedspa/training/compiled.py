@@ -97,7 +97,7 @@ class CompiledEngine:
         step = LocalStep(self._functions, steps, captures, terms)
         if workload.gradients:
             _ = step.take_gradient  # record it now, not in the first round
-        return Lane(stream, step, Forward(self._functions, workload.test_batch, captures))
+        return Lane(stream, step, Forward(self._functions, workload.test_batches, captures))
 
     def _affordable(self, taken: int) -> int:
         """The number of lanes that fit into memory, if the first one has taken so many bytes."""

@@ -19,5 +19,5 @@ class Workload:
     """True if clients will need gradients of a batch."""
     masked: bool = False
     """True if clients train under masks."""
-    test_batch: int = 128
-    """The number of examples in one batch of a test."""
+    test_batches: tuple[int, ...] = (128,)
+    """The numbers of examples in one batch of a test, ascending."""
