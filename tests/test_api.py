@@ -314,13 +314,14 @@ def test_a_run_of_very_many_clients_reads_back(tmp_path: Path) -> None:
         ((), {"training": 0.5}, ("training=0.5",)),
         ((), {"training": {"lr": None}}, ("training.lr",)),
         ((), {"mask": {"prune_rte": 0.1}}, ("mask.prune_rte",)),
-        ((), {"dataset": "digitz"}, ("dataset='digitz'|dataset=digitz", "did you mean digits")),
+        ((), {"dataset": "digitz"}, ("dataset=digitz", "did you mean digits")),
         ((), {"dataset": 3}, ("dataset=3",)),
-        ((), {"dataset": "digits,mnist"}, ("dataset='digits,mnist'",)),
+        ((), {"dataset": "digits,mnist"}, ("dataset=digits,mnist",)),
         ((), {"metric": ["accuracy", "macro"]}, ("metric=macro", "did you mean macro_f1")),
         ((), {"seed": object()}, ("seed=", "object")),
         ((), {"dry_run": True}, ("dry_run",)),
         ((), {"sweep": "main"}, ("sweep",)),
+        ((), {"precision": "bf16"}, ("did you mean hardware.precision",)),
         (("digits",), {}, ("digits", "key=value")),
         (("dataset=3",), {}, ("dataset=3",)),
         (("seed=0,1",), {}, ("seed=0,1", "several values")),
@@ -338,7 +339,7 @@ def test_a_mistake_is_one_sentence_that_names_the_setting(
     with pytest.raises(fedspa.UserError) as mistake:
         fedspa.run(*words, folder=tmp_path / "run", **settings)
     text = str(mistake.value)
-    assert all(re.search(part, text) if "|" in part else part in text for part in told), text
+    assert all(part in text for part in told), text
     assert "\n" not in text
     assert list(tmp_path.iterdir()) == []
 

@@ -48,7 +48,9 @@ from fedspa.training import compiled
 from fedspa.training.base import Engine, LocalTask
 from fedspa.training.choice import Auto, Compiled
 from fedspa.training.compiled import CompiledEngine
+from fedspa.training.compiling import compiling_afresh
 from fedspa.training.eager import EagerEngine
+from fedspa.training.flat import Layout
 from fedspa.training.hardware import Hardware
 from fedspa.training.workload import Workload
 
@@ -68,7 +70,7 @@ def network() -> nn.Module:
     )
 
 
-WORK = Workload(largest=17, steps=100, test_batch=7)
+WORK = Workload(largest=17, steps=100, test_batches=(3, 7))
 
 
 def uncompiled(eager: EagerEngine) -> CompiledEngine:
@@ -253,6 +255,48 @@ def test_a_step_in_mixed_precision(tape):
         assert (step - single).norm() > 1e-4 * single.norm()  # it was bfloat16 indeed
 
 
+def normed() -> nn.Module:
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)
+        ),
+        seed=0,
+    )
+
+
+def test_batchnorm_in_mixed_precision(tape):
+    """It keeps its running statistics in single precision. Partial batches too are trained like eager's."""
+    images = Pixels(random_images(24, 8, 3, 5), [0.5], [0.25], Augmentation(), "cpu", torch.float32)
+    made = {}
+    for name, engine_of in (("eager", lambda eager: eager), ("compiled", uncompiled)):
+        fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+        eager = EagerEngine(fabric, normed(), TrainingSettings(batch_size=4), images)
+        made[name] = engine_of(eager)
+    start = made["eager"].weights
+    ours, theirs = (
+        train(runner, start, torch.arange(10), epochs=1, learning_rate=0.1, generator=torch.Generator())
+        for runner in made.values()
+    )
+    assert_close(ours.weights, theirs.weights, theirs.weights - start, 0.02)
+    gradients = [
+        runner.gradient(start, torch.arange(3), torch.Generator().manual_seed(2)) for runner in made.values()
+    ]
+    assert_close(*gradients, gradients[0], 0.02)
+
+
+def test_the_compiled_engine_keeps_weights_of_convolutions_channels_last():
+    eager = engine(network(), AUGMENTED, TrainingSettings(batch_size=4))
+    layout, vector = Layout(eager.space, eager.device), eager.weights
+    ordered = layout.ordered(vector)
+    assert torch.equal(layout.restored(ordered), vector)
+    views = layout.tensors(*layout.halves(ordered))
+    for name, tensor in eager.space.items(vector):
+        assert torch.equal(views[name], tensor)
+        assert views[name].untyped_storage().data_ptr() == ordered.untyped_storage().data_ptr()
+        if tensor.dim() == 4:
+            assert views[name].is_contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_a_step_by_the_inductor():
@@ -342,9 +386,9 @@ def test_gradients_are_recorded_when_they_are_asked_for(tape):
             gradients(made)
         return tape.recorded
 
-    assert recorded(WORK, 0) == 2  # a step and a forward pass
-    assert recorded(WORK, 2) == 3
-    assert recorded(replace(WORK, gradients=True), 0) == 3
+    assert recorded(WORK, 0) == 3  # a step and forward passes of two sizes
+    assert recorded(WORK, 2) == 4
+    assert recorded(replace(WORK, gradients=True), 0) == 4
 
 
 def test_the_tape_repeats_no_python_and_refuses_what_a_capture_forbids():
@@ -459,6 +503,7 @@ def test_mistakes_are_told(plan, words, sentence):
 
 def test_auto_compiles_long_runs_on_a_gpu_and_falls_back_where_it_cannot(monkeypatch, caplog):
     eager = SimpleNamespace(
+        space=SimpleNamespace(channels=None),
         settings=SimpleNamespace(optimizer="sgd"),
         module=SimpleNamespace(own_step=""),
         device=torch.device("cuda"),
@@ -526,6 +571,24 @@ def test_an_engine_that_torch_would_leave_uncompiled_is_refused():
         Compiled(name="compiled", compiler="aot_eager").build(eager, WORK)
 
 
+class Breaking(nn.Module):
+    """Its forward pass decides by a value, which no graph can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found = self.fc(images.flatten(1))
+        return found if found.sum() > 0 else -found
+
+
+def test_a_network_that_breaks_the_graph_is_refused():
+    eager = engine(Breaking(), AUGMENTED, TrainingSettings(batch_size=4))
+    with pytest.raises(UserError, match="engine=compiled cannot compile this model's training here"):
+        Compiled(name="compiled", compiler="aot_eager").build(eager, WORK)
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -554,3 +617,18 @@ def test_tf32_is_single_precision_whose_products_cuda_may_round():
         hardware = Hardware(name="here", accelerator="cpu", precision=precision)
         assert hardware.fabric()._precision.precision == "32-true" and hardware.dtype is torch.float32
         assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is allowed
+
+
+def test_the_compiler_chooses_by_trial_only_where_reruns_may_differ():
+    for deterministic in (False, True):
+        Hardware(name="here", accelerator="cpu", deterministic=deterministic).fabric()
+        with compiling_afresh():
+            assert torch._inductor.config.deterministic is deterministic
+
+
+def test_a_gpu_computes_in_the_fastest_way_unless_a_run_asks_for_another(plan):
+    gpu, automatic = plan("hardware=gpu").hardware, plan("hardware=auto").hardware
+    assert (gpu.precision, gpu.deterministic) == ("bf16-mixed", False) and gpu.remark("cuda") is None
+    assert (automatic.precision, automatic.deterministic) == ("32-true", True)
+    assert "hardware=gpu" in automatic.remark("cuda") and automatic.remark("cpu") is None
+    assert "only CUDA has TF32" in replace(automatic, precision="tf32").remark("cpu")

@@ -354,7 +354,7 @@ def test_one_class_is_no_data_to_classify(plan: Planner, tmp_path: Path) -> None
 def test_a_class_of_the_test_split_alone_is_refused(plan: Planner, pets: Path) -> None:
     save(pets / "test/bat/0.png")
     with pytest.raises(
-        UserError, match=r"test/bat/0.png: its label is bat, which is no class of the training examples"
+        UserError, match=r"test/bat/0.png: the label bat is no class of the training examples"
     ):
         source(plan, pets)
 

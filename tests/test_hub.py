@@ -19,8 +19,8 @@ from fedspa.core.errors import UserError
 from fedspa.data import hub as hub_code
 from fedspa.data import tables as table_code
 from fedspa.data.images import Images, PublishedImages
+from fedspa.data.parts import Part
 from fedspa.data.sets import ArraySet, Data
-from fedspa.data.tables import Part
 from fedspa.partition.clients import client_rows
 
 Planner = Callable[..., Plan]
@@ -54,7 +54,7 @@ def forget() -> None:
 
     for cached in (hub_code.commit_of, hub_code.builder):
         cached.cache_clear()
-    for memory in (table_code._opened, table_code._described, _tree_cache._IN_MEMORY_TREE_CACHE):
+    for memory in (table_code._described, _tree_cache._IN_MEMORY_TREE_CACHE):
         memory.clear()  # type: ignore[attr-defined]
     HfFileSystem.clear_instance_cache()
 
@@ -261,7 +261,7 @@ def test_a_row_that_names_a_device_is_not_read_for_ever() -> None:
     cell = {"bytes": None, "path": "/dev/zero"}
     part = Part(datasets.Dataset.from_dict({"image": [cell]}, features), np.array([0]), "here")
     with pytest.raises(UserError, match="here, row 0 .*: its image cannot be read .*/dev/zero is no file"):
-        list(Images(name="devices", path="x")._encoded(part))
+        list(Images(name="devices", path="x")._each(part, lambda picture: picture))
 
 
 def test_labels_may_be_numbers_or_names(hub: Hub, plan: Planner) -> None:
@@ -289,7 +289,7 @@ def test_labels_that_are_hidden_or_missing_are_told(hub: Hub, plan: Planner) -> 
     hub.publish("org/pets", {TRAIN: pets()[TRAIN], TEST: tables.parquet(images, label=[0, 1, -1, 2])})
     with pytest.raises(
         UserError,
-        match=r"split test, row 2 \(from 0\): its label is -1, which is no class of the training examples",
+        match=r"split test, row 2 \(from 0\): the label -1 is no class of the training examples",
     ):
         load(plan)
     assert load(plan, PETS, "dataset.test_split=none")[0].test_size == 6
@@ -333,22 +333,22 @@ def test_a_whole_run_with_the_real_environment_then_one_without_a_network(tmp_pa
         (
             [0, 1, 2, 1],
             [0, -1, -1],
-            r"split test, row 1 \(from 0\): its label is -1, which is no class of the training examples",
+            r"split test, row 1 \(from 0\): the label -1 is no class of the training examples",
         ),
         (
             [0, -1, 2, 1],
             [0, 1, 2],
-            r"split train, row 1 \(from 0\): its label is -1, which is no class of the training examples",
+            r"split train, row 1 \(from 0\): the label -1 is no class of the training examples",
         ),
         (
             [0, 1, 1, 0],
             [0, 1, 5],
-            r"split test, row 2 \(from 0\): its label is 5, which is no class of the training examples",
+            r"split test, row 2 \(from 0\): the label 5 is no class of the training examples",
         ),
         (
             ["a", "b", "a", "b"],
             ["a", "", "b"],
-            "row 1 .*: its label is , which is no class of the training examples",
+            "row 1 .*: the label  is no class of the training examples",
         ),
     ],
 )

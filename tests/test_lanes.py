@@ -11,42 +11,25 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from federations import Federation, engine
 from hypothesis import given
 from hypothesis import strategies as st
 from tape import TapeCaptures
-from test_engines import AUGMENTED, METHODS, SMALL, WORK, network, run_of, tasks, trained
+from test_engines import AUGMENTED, SMALL, WORK, network, run_of, tasks, trained
 from test_faults import METHODS as FAULTY_METHODS
 from test_faults import SOME, exploding, linear, told
 from torch import nn
 from torch._dynamo.utils import counters
 
 from fedspa.core import transfers
-from fedspa.core.client import Initial, Proximal
+from fedspa.core.client import Proximal
 from fedspa.core.errors import UserError
-from fedspa.core.packed_mask import PackedMask
 from fedspa.core.settings import FaultSettings, TrainingSettings
 from fedspa.core.transfers import Reads, joined, parted
-from fedspa.core.weights import ParameterSpace
-from fedspa.costs.network import NetworkCosts
 from fedspa.federated import executor
-from fedspa.federated.client import ClientSetup, LocalClient
-from fedspa.federated.client_runner import ClientRunner
-from fedspa.federated.jobs import CompletedUpdate, UpdateJob
-from fedspa.federated.messages import Messages
-from fedspa.masks.dst import DST
-from fedspa.masks.gmp import GMP
-from fedspa.masks.rigl import RigL
-from fedspa.masks.rsm import RSM
-from fedspa.masks.snip import SNIP
-from fedspa.masks.topkast import TopKAST
-from fedspa.methods.fedspa import FedSpa
-from fedspa.planning.counting import CountingEngine
 from fedspa.training import compiled
-from fedspa.training.base import LocalTask
 from fedspa.training.compiled import CompiledEngine
 from fedspa.training.eager import EagerEngine
 
@@ -118,100 +101,6 @@ def test_a_number_of_lanes_that_cannot_be_is_refused(plan):
 
 
 # Nothing waits on the way
-
-
-class MetaEngine(CountingEngine):
-    """Training on the meta device: shapes without values."""
-
-    def train(self, task: LocalTask) -> Any:
-        ended = super().train(task)
-        return replace(ended, weights=task.weights.clone(), loss=ended.loss.to("meta"))
-
-    def predict(self, weights: torch.Tensor, examples: Any, rows: torch.Tensor, size: int) -> torch.Tensor:
-        return super().predict(weights, examples, rows, size).to("meta")
-
-
-@pytest.fixture
-def clients_made(monkeypatch) -> list[LocalClient]:
-    """All clients; `Client.read` gives zeros in place of values that are not there."""
-    made: list[LocalClient] = []
-
-    class Watched(LocalClient):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            made.append(self)
-
-        def read(self, value: torch.Tensor) -> torch.Tensor:
-            self.waits += 1
-            return torch.full(value.shape, 0.5, dtype=value.dtype)
-
-    monkeypatch.setattr("fedspa.federated.client_runner.LocalClient", Watched)
-    return made
-
-
-QUEUED = {name: METHODS[name] for name in ("fedavg", "ditto", "local", "subfedavg", "subsampling")} | {
-    f"fedspa-{mask.name}": (FedSpa(name="fedspa"), mask)
-    for mask in (
-        DST(name="dst"),
-        DST(name="set", regrow="random"),
-        RSM(name="rsm"),
-        RigL(name="rigl"),
-        SNIP(name="snip"),
-        GMP(name="gmp"),
-        TopKAST(name="topkast"),
-    )
-}
-
-
-@pytest.mark.parametrize("name", QUEUED)
-def test_a_client_queues_its_update_without_reading_a_value(name, clients_made, monkeypatch):
-    method, searcher = QUEUED[name]
-    if searcher:
-        method = replace(method)
-        method.searcher = searcher
-    model, training = network(), TrainingSettings(epochs=2, batch_size=4)
-    costs = NetworkCosts.of(model, (1, 8, 8))
-    space = ParameterSpace.of(model)
-    active = [
-        size // 2 if len(shape) > 1 else size for size, shape in zip(space.sizes, space.shapes, strict=True)
-    ]
-    if searcher:
-        searcher.fit(space, active, 2)
-    setup = ClientSetup(
-        seed=0,
-        training=training,
-        engine=MetaEngine(space, training, lanes=1),
-        network=costs,
-        client_rows=[np.arange(10)],
-        target_counts=active if searcher else (),
-    )
-    weights = torch.empty(space.total, device="meta")
-    full = PackedMask.pack(torch.ones(space.total))
-    initial = Initial(weights, lambda client: full, full)
-    faults = FaultSettings(norm_bound=1.0)
-    runner = ClientRunner(
-        setup=setup, method=method, messages=Messages(costs, 0), evaluators=[], faults=faults
-    )
-    first = bool(searcher and searcher.searches_first)
-    job = UpdateJob(1, 0, first=first, state=runner.first_state(0, initial))
-
-    plan = searcher.counts(1) if searcher else active
-    counts = torch.tensor(active if isinstance(plan, int) else plan)
-
-    def read(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Ones, and the counts of the searcher's plan."""
-        return [
-            counts if tensor.shape == counts.shape else torch.ones(tensor.shape, dtype=tensor.dtype)
-            for tensor in tensors
-        ]
-
-    monkeypatch.setattr(transfers, "read_together", read)
-    result = runner.perform(job, method.server_init(initial))
-    assert isinstance(result, CompletedUpdate), result
-    state = result.update.state
-    assert state is not None and (state.mask is None or state.mask.bits.device.type == "cpu")
-    (client,) = clients_made
-    assert client.waits == (2 if name == "subfedavg" else 0)
 
 
 tensors = st.sampled_from([torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]).flatmap(

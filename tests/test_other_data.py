@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -33,6 +33,7 @@ from fedspa.federated.loop import FederatedLoop
 from fedspa.federated.messages import Messages
 from fedspa.masks.dst import DST
 from fedspa.masks.initial import InitialMasks
+from fedspa.masks.select import random_mask
 from fedspa.methods.base import Method
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.fedspa import FedSpa
@@ -178,7 +179,9 @@ def eager_engine(
 
 
 def compiled(eager: EagerEngine) -> CompiledEngine:
-    return CompiledEngine(eager, Workload(largest=EACH, steps=1, gradients=True, test_batch=4), compiler=None)
+    return CompiledEngine(
+        eager, Workload(largest=EACH, steps=1, gradients=True, test_batches=(4,)), compiler=None
+    )
 
 
 def loop(
@@ -201,7 +204,11 @@ def loop(
     rows = np.split(np.arange(CLIENTS * each), CLIENTS)
     full = PackedMask.pack(torch.ones(space.total))
     active = [size - size // 2 for size in space.sizes] if method.uses_mask else []
-    masks = InitialMasks(space, active, shared=True, seed=0) if active else lambda client: full
+    masks = (
+        InitialMasks(partial(random_mask, space, active), shared=True, seed=0)
+        if active
+        else lambda client: full
+    )
     costs = toy.costs(network or seeded(toy.network, seed=0))
     runner = ClientRunner(
         setup=ClientSetup(

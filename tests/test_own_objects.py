@@ -348,6 +348,18 @@ def test_a_regression_learns(tmp_path: Path) -> None:
     assert "mse" in repr(run)
 
 
+def test_rows_for_validation_and_public_rows(tmp_path: Path) -> None:
+    shares = {"val_fraction": 0.2, "public_fraction": 0.25}
+    run = toy(tmp_path / "a", method="fedmd", **shares).run()
+    assert np.isfinite(run.rounds["val_accuracy/personal"].iloc[-1])
+    kept = [len(rows) for rows in rows_of(run)[0]]  # of 24 training rows 5 are public
+    assert kept == [19] * 4
+    assert (
+        toy(tmp_path / "c", method="fedmd", public_fraction=0.25).run().summary["config_hash"]
+        != run.summary["config_hash"]
+    )
+
+
 # Mistakes
 
 
@@ -372,6 +384,11 @@ def test_a_regression_learns(tmp_path: Path) -> None:
         ({"test": (INPUTS, TARGETS), "test_fraction": 0.2}, "test_fraction"),
         ({"test_clients": CLIENTS}, "test_clients is about test="),
         ({"test_fraction": 1.0}, "test_fraction=1.0 is out of range"),
+        ({"public_fraction": 1.0}, "^public_fraction=1.0 is out of range"),
+        ({"method": "fedmd"}, "but public_fraction=0 leaves none: set it to 0.1"),
+        ({"dataset": "digits"}, "dataset has no effect beside an own dataset"),
+        ({"dataset": {"train_rows": 9}}, "dataset.train_rows has no effect beside an own dataset"),
+        ({"val_fraction": "half"}, "val_fraction='half' is no number"),
         ({"model": lambda: mlp(3)}, "must be (2, 2)"),
         ({"model": nn.Linear(5, 2)}, "cannot take examples of 6"),
         ({"model": nn.Linear}, "raised TypeError"),
@@ -380,8 +397,8 @@ def test_a_regression_learns(tmp_path: Path) -> None:
         ({"method": Slow}, "method=Slow is a class"),
         ({"method": object()}, "fedspa.methods.base.Method"),
         ({"mask": Shuffle()}, "method=Slow trains dense, so mask=Shuffle has no meaning"),
-        ({"learning_rate": 0.1}, "learning_rate is not an argument: valid are"),
-        ({"roundz": 3}, "roundz is not an argument: did you mean rounds?"),
+        ({"learning_rate": 0.1}, "learning_rate is not a setting: valid are"),
+        ({"roundz": 3}, "roundz is not a setting: did you mean rounds?"),
         ({"lr": 0}, "^lr=0"),
         ({"lr": 0.1, "training": {"lr": 0.1}}, "lr is set twice"),
         ({"clients_per_round": 5}, "clients_per_round=5 is more than the 4 clients"),
@@ -397,6 +414,11 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, arguments: dict[str, Any], to
     assert text.startswith(told[1:]) if told[0] == "^" else told in text, text
     assert "\n" not in text and "training." not in text and "hydra" not in text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_word_about_an_object_is_refused() -> None:
+    with pytest.raises(fedspa.UserError, match="val_fraction has no effect beside an own dataset"):
+        fedspa.Federation("dataset.val_fraction=0.1", **TOY)
 
 
 # The example

@@ -28,7 +28,7 @@ def read(
 ) -> np.ndarray:
     stream = io.BytesIO()
     picture.save(stream, kind, **options.pop("save", {}))
-    return Fit(side, side, channels, **options).pixels(stream.getvalue())
+    return Fit(side, side, channels, **options).pixels(opened(stream.getvalue()))
 
 
 def test_grey_and_colour() -> None:
@@ -122,5 +122,5 @@ def test_broken_bytes_end_in_a_sentence() -> None:
     Image.fromarray(RNG.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(stream, "PNG")
     for end in range(40, len(stream.getvalue()) - 20, 701):
         with pytest.raises(BadPicture) as told:
-            Fit(64, 64, 3).pixels(stream.getvalue()[:end])
+            Fit(64, 64, 3).pixels(opened(stream.getvalue()[:end]))
         assert "\n" not in str(told.value)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedspa.core.randomness import generator, numpy_generator
+from fedspa.core.randomness import generator, hashed, numpy_generator, uniform
 from fedspa.federated.loop import sample_clients
 
 KEYS = [
@@ -78,3 +78,29 @@ def test_participants_are_distinct_sorted_and_fair():
     # Each client expects 120 rounds with a standard deviation of sqrt(400 x 0.3 x 0.7) = 9.2.
     assert abs(rounds_of - 120).max() < 4 * 9.2
     assert sample_clients(1, 0, clients=4, count=4) == [0, 1, 2, 3]
+
+
+def test_a_device_draws_by_hashes_of_splitmix64():
+    """The published sequence of seed 0. The key is the constant by which its state grows; 24 bits are used."""
+    published = (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC)
+    found = hashed(0x9E3779B97F4A7C15 - 2**64, 4, torch.device("cpu"))
+    assert (found * 2**24).tolist() == [value >> 40 for value in published]
+
+
+def test_hashes_are_spread_evenly_and_depend_on_the_key():
+    draws = hashed(7, 100_000, torch.device("cpu"))
+    assert draws.min() >= 0 and draws.max() < 1
+    tenths = torch.histc(draws, 10, 0, 1) / len(draws)
+    assert (tenths - 0.1).abs().max() < 0.005
+    other = hashed(8, 100_000, torch.device("cpu"))
+    assert torch.corrcoef(torch.stack([draws, other]))[0, 1].abs() < 0.02
+    assert torch.corrcoef(torch.stack([draws[1:], draws[:-1]]))[0, 1].abs() < 0.02
+
+
+def test_a_cpu_draws_from_its_generator():
+    like = torch.zeros(1, dtype=torch.float64)
+    assert torch.equal(
+        uniform(5, generator(0, "x"), like), torch.rand(5, generator=generator(0, "x")).double()
+    )
+    there = uniform(5, generator(0, "x"), torch.empty(1, device="meta"))
+    assert there.shape == (5,) and there.device.type == "meta" and there.dtype is torch.float32

@@ -86,8 +86,8 @@ def test_settings_and_groups_may_change_and_the_name_follows(run: Path, command:
     assert command(task, where, "seed=8", "training.lr=0.5") == 0
     assert command(task, where, "mask=dst", "logger=none") == 0
     assert [plan.settings.name for plan in seen] == [
-        "synthetic-fedspa-rsm-s0.7-seed8",
-        "synthetic-fedspa-dst-s0.7-seed3",
+        "fedspa-rsm-s0.7-synthetic-seed8",
+        "fedspa-dst-s0.7-synthetic-seed3",
     ]
     assert (seen[0].settings.training.lr, seen[0].settings.federation.clients) == (0.5, 5)
     assert not seen[1].loggers and "alpha0" in seen[1].resolved["mask"]

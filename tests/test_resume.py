@@ -70,6 +70,9 @@ RUNS: dict[str, tuple[str, ...]] = {
         "checkpoint.every=1",
     ),
     "subsampling, with faults": (ONE, "method=subsampling", "faults.dropout=0.3", "checkpoint.every=2"),
+    "fedspa+channels, on the wire, two workers": (
+        *(TWO, "mask=channels", "mask.initial=different", "federation.wire=fp32", "checkpoint.every=1"),
+    ),
 }
 KILLS_A_RUN = 4
 NOT_COMPARED = ("timing.csv", "summary.json", ".lock")
@@ -100,8 +103,7 @@ def rows(folder: Path, table: str = "rounds.csv") -> list[str]:
 
 def saved_round(folder: Path) -> int:
     """The completed rounds in the newest checkpoint."""
-    with checkpoint_files(folder / "checkpoints")[0].open("rb") as file:
-        return read(file)["round"]
+    return read(checkpoint_files(folder / "checkpoints")[0])["round"]
 
 
 def left_of(folder: Path) -> list[str]:
@@ -124,7 +126,7 @@ def deal(run: str) -> list[str]:
 def test_a_killed_run_that_goes_on_leaves_the_same_bytes(
     plan: Callable[..., Plan], tmp_path: Path, name: str
 ) -> None:
-    """Nine runs, each killed at four points of its life."""
+    """Ten runs, each killed at four points of its life."""
     tiny = plan(*TINY, *RUNS[name])
     seen = count(tiny, tmp_path / "whole")
     expected = files(tmp_path / "whole")
@@ -176,8 +178,7 @@ def test_a_validation_set_keeps_the_best(plan: Callable[..., Plan], tmp_path: Pa
 
     def best_of(folder: Path) -> dict[str, Any]:
         assert left_of(folder) == ["best.ckpt", "last.ckpt"]
-        with (folder / "checkpoints" / "best.ckpt").open("rb") as file:
-            return read(file)
+        return read(folder / "checkpoints" / "best.ckpt")
 
     assert (best_of(tmp_path / "whole")["round"], best_of(tmp_path / "whole")["best"]) == (best, max(scores))
     assert run_until(tiny, tmp_path / "run", "merge", 4) == -signal.SIGKILL

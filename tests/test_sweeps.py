@@ -27,7 +27,8 @@ from fedspa.planning.cost_report import CostReport
 from fedspa.runs.assembly import build
 from fedspa.studies.jobs import Study, study
 from fedspa.studies.launchers import JobFailed
-from fedspa.studies.progress import Progress, table
+from fedspa.studies.progress import Progress
+from fedspa.studies.results import scores
 from fedspa.studies.sweep import only_one
 from fedspa.tracking.mlflow_tracker import MLflowTracker
 from fedspa.tracking.page import NOTE, PARENT
@@ -46,6 +47,7 @@ JOBS = {
     "kinds": 3 * 3 * 3,
     "wall_time": 3,
     "federation": 16 + 2 * 7 + 7,
+    "methods": 3 * 30,
 }
 METHODS = [
     ("fedspa", "dst"),
@@ -154,6 +156,17 @@ def test_small_studies_train_every_client_often(plan, preset, seed):
     updates = Counter(client for participants in rounds for client in participants)
     assert len(updates) == clients
     assert min(updates.values()) >= 15
+
+
+def test_methods_are_compared_at_equal_training(plan):
+    """A method that trains more does so by a pass of another model, by mini-batches or by public rows."""
+    flops = {}
+    for job in shipped("methods", "seed=0").jobs:
+        planned = plan(*job.overrides)
+        if not planned.method.uses_sparsity:
+            flops[planned.names["method"]] = CostReport.of(planned).total.flops
+    assert {name for name in flops if flops[name] > flops["fedavg"]} == {"mapper", "fedala", "fedmd"}
+    assert {name for name in flops if flops[name] < flops["fedavg"]} == {"fedselect"}  # one pass, at first
 
 
 # What the command line adds
@@ -284,6 +297,24 @@ def test_a_finished_run_of_another_config_is_kept(sweep, tmp_path):
     assert "older" in (folder.parent / "set_aside" / "seed=0-1" / "summary.json").read_text()
 
 
+def test_a_finished_run_is_skipped_though_a_newer_version_has_more_settings(sweep, tmp_path):
+    def older(plan, folder, changed=""):
+        config = json.loads(json.dumps(plan.resolved))
+        del config["dataset"]["val_fraction"]
+        if changed:
+            config["dataset"]["test_fraction"] = changed
+        (folder / "config.yaml").write_text(f"# config_hash: older\n{json.dumps(config)}")
+        (folder / "summary.json").write_text('{"config_hash": "older", "data_files": ""}')
+
+    assert sweep(older, "seed=0") == 0
+    assert sweep(never, "seed=0") == 0
+    ran = []
+    words, ran = ("seed=0", "sparsity=0.3"), []
+    assert sweep(lambda plan, folder: older(plan, folder, changed=0.5), *words) == 0
+    assert sweep(lambda plan, folder: ran.append(plan), *words) == 0
+    assert len(ran) == 1
+
+
 def test_a_finished_run_of_other_numbers_or_data_is_none_of_this_sweep(sweep, tmp_path):
     data, ran = write_data(tmp_path / "data", 0), []
     words = (*OF_FILES, f"dataset.path={data}", "seed=0,1")
@@ -405,7 +436,7 @@ def test_the_table_at_the_end_has_means_over_seeds(sweep, tmp_path, capsys):
         "",
         f"Report: python src/report.py runs={tmp_path}/method+seed,experiment=digits_study",
     ]
-    assert table([]) == ""
+    assert scores([]) == []
 
 
 def test_a_failure_may_come_from_another_process():
@@ -542,7 +573,7 @@ def test_a_sweeps_run_is_found_again_and_tells_the_truth(store, capsys):
     view = json.loads(client.get_experiment(experiment).tags[tag])
     shown = client.search_runs([experiment], view["searchFilter"], order_by=[f"{view['orderByKey']} ASC"])
     assert [run.info.run_id for run in shown] == [job]
-    assert "metrics.`final/accuracy/personal`" in view["selectedColumns"]
+    assert "metrics.`accuracy/personal`" in view["selectedColumns"]
 
 
 def test_without_mlflow_nothing_is_nested():
@@ -588,7 +619,10 @@ def test_a_real_sweep(tmp_path, store):
     assert (parent.info.run_name, parent.info.status) == (folder.name, "FINISHED")
     assert {run.data.tags[PARENT] for run in nested} == {parent.info.run_id}
     assert {run.info.run_name for run in nested} == {"seed=0", "seed=1"}  # what differs
-    assert "| `seed=1` | global " in parent.data.tags[NOTE]
+    note = parent.data.tags[NOTE]
+    assert note.startswith("| accuracy in % | runs | global") and "| all | 2 | " in note
+    assert "| `seed=1` | global " in note and f"path=study.png&run_uuid={parent.info.run_id}" in note
+    assert [file.path for file in client.list_artifacts(parent.info.run_id)] == ["study.png"]
     assert sorted((run.data.tags["seed"], run.info.status) for run in nested) == [
         ("0", "FINISHED"),
         ("1", "FINISHED"),

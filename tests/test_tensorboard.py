@@ -44,7 +44,7 @@ def test_a_finished_run_reads_back(tmp_path: Path) -> None:
     read.Reload()
     assert [(image.width, image.height) for image in read.Images("pictures/accuracy")] == [(3, 2)]
     (config,) = read.Tensors("config/text_summary")
-    assert b"name: digits-fedspa-dst-s0.5-seed0" in config.tensor_proto.string_val[0]
+    assert b"name: fedspa-dst-s0.5-digits-seed0" in config.tensor_proto.string_val[0]
 
 
 def test_a_resumed_run_has_every_round_once(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_finished_run_reads_back(
     finished_run(tmp_path)
     run = last_run(client)
     assert run.info.status == "FINISHED"
-    assert run.info.run_name == "digits-fedspa-dst-s0.5-seed0"
+    assert run.info.run_name == "fedspa-dst-s0.5-digits-seed0"
     assert Path(run.info.artifact_uri.removeprefix("file://")).is_relative_to(
         root / "outputs" / "mlflow-artifacts"
     )
@@ -297,7 +297,7 @@ def test_a_run_names_the_commit_of_its_clone(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_the_description_of_a_large_sweep_is_cut(tmp_path: Path) -> None:
     jobs = {f"dataset=cifar100,method=fedspa,seed={number}": "personal 55.5 %" for number in range(189)}
-    note = sweep_run.sweep_note(jobs)
+    note = sweep_run.Parent("id", outcomes=jobs).note()
     assert len(note) < 5000
     shown = note.count("personal 55.5")
     assert note.endswith(f"And {189 - shown} more.") and shown > 50

@@ -117,7 +117,7 @@ def test_the_layout_by_hand():
         UPDATE, torch.tensor([1.0, 2.0, -3.0, 4.0, 9.0]), mask_of(1, 1, 1, 1, 0), mask_of(1, 1, 0, 1, 1)
     )
     data = encode(message, space_of(2, 3), mask_of(1, 1, 1, 1, 0))
-    assert data[:24] == b"FSPA" + bytes([2, 1, 0, 0]) + struct.pack("<IIQ", 7, 3, 5)
+    assert data[:24] == b"FSPA" + bytes([3, 1, 0, 0]) + struct.pack("<IIQ", 7, 3, 5)
     assert data[24:32] == struct.pack("<Q", 4)
     assert data[40] == 0b00_11_0000  # the first tensor as before, the second spelled out
     assert data[41] == 0b011_00000

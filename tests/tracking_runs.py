@@ -26,7 +26,7 @@ def run_info(folder: Path, rounds: int = 4, completed: int = 0, **config: Any) -
     return RunInfo(
         folder=folder,
         config={
-            "name": "digits-fedspa-dst-s0.5-seed0",
+            "name": "fedspa-dst-s0.5-digits-seed0",
             "seed": 0,
             "partition": {"name": "iid", "_target_": "fedspa.partition.iid.Iid"},
             "dataset": {"name": "digits", "mean": [0.1307], "path": None},

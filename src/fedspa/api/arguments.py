@@ -11,15 +11,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedspa.config.composing import GROUPS
+from fedspa.config.composing import as_words
 from fedspa.core.components import KINDS
-from fedspa.core.errors import UserError, brief, nearest
-from fedspa.core.settings import Config, FederationSettings, TrainingSettings
+from fedspa.core.errors import UserError, brief
+from fedspa.core.settings import FederationSettings, TrainingSettings
 
+FRACTIONS = ("val_fraction", "public_fraction")
+"""The settings of the section dataset that the user's own arrays have too."""
 SHORT = {
     **{field.name: f"training.{field.name}" for field in fields(TrainingSettings)},
     **{field.name: f"federation.{field.name}" for field in fields(FederationSettings)},
     "batchnorm": "model.batchnorm",
+    **{name: f"dataset.{name}" for name in FRACTIONS},
 }
 """Settings that an argument may set without their section: lr=0.1 is training={"lr": 0.1}."""
 del SHORT["clients"]  # the clients of the user's own data
@@ -27,39 +30,10 @@ OBJECTS = ("model", "method", "mask", "layer_sparsity", "server_optimizer")
 """Groups of the config that accept an object of the user."""
 
 
-def check_names(settings: Mapping[str, Any], own: tuple[str, ...]) -> None:
-    """Raise `UserError` for an unknown argument. `own`: arguments that are not settings."""
-    sections = {field.name for field in fields(Config)}
-    known = {*sections, *GROUPS, *SHORT, *own}
-    for name in settings:
-        if name not in known and name not in ("hydra", "sweep"):
-            close = nearest(name, known).partition(" (valid")[0]
-            if "did you mean" not in close:
-                shown = ", ".join(sorted({*own, *OBJECTS, *SHORT}))
-                close = f"valid are {shown}, and the sections and groups of the config"
-            raise UserError(f"{name} is not an argument: {close}.")
-
-
-def told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of the config, without short names, and the user's own objects by group."""
-    config: dict[str, Any] = {}
-    objects: dict[str, Any] = {}
-    for name, value in settings.items():
-        if name in OBJECTS and _is_object(value):
-            objects[name] = value
-        elif name not in SHORT:
-            config[name] = value
-    for name in SHORT.keys() & settings.keys():
-        section, _, key = SHORT[name].partition(".")
-        given = settings.get(section, {})
-        if isinstance(given, Mapping) and key in given:
-            raise UserError(f"{name} is set twice, also by {section}={given!r}: leave one out.")
-        before = config.get(section, {})
-        if section in objects or not isinstance(before, Mapping):  # a setting beside an object or a choice
-            config[f"{section}.{key}"] = settings[name]
-        else:
-            config[section] = {**before, key: settings[name]}
-    return config, objects
+def told_apart(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """The settings in words, with their sections, and the user's own objects by group."""
+    objects = {group: settings[group] for group in OBJECTS if _is_object(settings.get(group))}
+    return as_words({SHORT.get(key, key): settings[key] for key in settings if key not in objects}), objects
 
 
 def _is_object(value: Any) -> bool:

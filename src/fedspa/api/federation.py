@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from fedspa.api.arguments import OBJECTS, SHORT, check_names, component, in_python, model_maker, told_apart
+from fedspa.api.arguments import FRACTIONS, OBJECTS, SHORT, component, in_python, model_maker, told_apart
 from fedspa.api.finished import Run, read
 from fedspa.api.process import stay_in_one_process, threads_of_torch, torch_as_it_was
 from fedspa.checkpoints.resuming import AUTO, place
+from fedspa.config.composing import as_words, composed
 from fedspa.config.plan import Plan
 from fedspa.core.errors import UserError, nearest
 from fedspa.core.launch import launched
@@ -81,7 +82,7 @@ class Federation:
             folder: the folder for the run's files; None for outputs/<date>/<time>_<name>.
             quiet: print no progress.
             settings: other settings by name, as for `fedspa.run`. Those of the sections training and federation
-                need no section: lr=0.05, rounds=20.
+                need no section: lr=0.05, rounds=20. Nor do val_fraction and public_fraction of the section dataset.
 
         Raises `UserError` for a mistake, in one sentence.
         """
@@ -101,33 +102,36 @@ class Federation:
         self._live: weakref.ref[Generator[Round, None, None]] | None = None
         self._shortened = set(SHORT if data is not None else SHORT.keys() & settings.keys())
         with in_python(self._shortened):
-            check_names(settings, ("data", *of_data, "folder", "quiet"))
-            config, objects = told_apart(settings)
-            nodes = _nodes(objects)
+            batchnorm = None if isinstance(model, str | dict | None) else settings.pop("batchnorm", None)
+            fractions = {} if data is None else {name: settings.pop(name, 0.0) for name in FRACTIONS}
+            given, objects = told_apart(settings)
+            nodes, defaults = _nodes(objects), ["logger=none"]
             if data is not None:
                 from fedspa.api.own_data import own_data
 
-                source, partition = own_data(data, **of_data)
+                source, partition = own_data(data, **of_data, **fractions)
                 objects |= {"dataset": source, "partition": partition}
                 nodes |= {"dataset": source.node, "partition": partition.node}
                 federation = {"clients": partition.clients, "clients_per_round": min(10, partition.clients)}
-                config["federation"] = federation | config.get("federation", {})
-            elif given := [name for name, value in of_data.items() if value is not None]:
-                raise UserError(f"{given[0]} is about data=(inputs, targets), which is missing.")
-            if "method" in objects and "mask" not in settings and not objects["method"].uses_mask:
-                config["mask"] = "none"
-                config.setdefault("sparsity", 0.0)
-            self._objects, self._settings = objects, (words, config, nodes)
+                defaults += as_words({"federation": federation})
+            elif missing := [name for name, value in of_data.items() if value is not None]:
+                raise UserError(f"{missing[0]} is about data=(inputs, targets), which is missing.")
+            if "method" in objects and not objects["method"].uses_mask:
+                defaults += ["mask=none", "sparsity=0"]
+            if "model" in objects and batchnorm is not None:
+                nodes["model"]["batchnorm"] = batchnorm
+            self._objects, self._words = objects, ([*words, *given], defaults, nodes)
             self._plan, self._default_folder = self._planned()
 
     def _planned(self) -> tuple[Plan, Path]:
         """A checked plan, and the default folder for its files."""
-        from fedspa.config.composing import composed
+        from fedspa.cli import explain_hydra
         from fedspa.config.plan import check
 
-        words, settings, nodes = self._settings
-        with _explained(words):
-            config, command = composed(words, settings, nodes)
+        try:
+            config, command = composed(*self._words)
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            raise explain_hydra(error) from error
         if self._threads > 1:
             stay_in_one_process(config, self._threads)
         plan = check(config, self._objects)
@@ -217,17 +221,6 @@ def _nodes(objects: dict[str, Any]) -> dict[str, Any]:
             objects[group] = component(group, value)
             nodes[group] = describe(value)
     return nodes
-
-
-@contextmanager
-def _explained(words: Sequence[str]) -> Iterator[None]:
-    """Turn errors of Hydra and OmegaConf about settings into one sentence."""
-    from fedspa.cli import explain_hydra
-
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise explain_hydra(error, words) from error
 
 
 @contextmanager

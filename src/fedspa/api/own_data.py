@@ -56,6 +56,8 @@ class OwnData(Source):
             **shown,
             "test_size": len(self.test),
             "hash": Data(self.train, self.test).hash,
+            "val_fraction": self.val_fraction,
+            "public_fraction": self.public_fraction,
         }
 
     @property
@@ -100,8 +102,15 @@ def own_data(
     test: tuple[Any, Any] | None,
     test_clients: Any,
     test_fraction: float | None,
+    **fractions: Any,
 ) -> tuple[OwnData, OwnRows]:
-    """The data and rows of a run, from arguments of `fedspa.Federation`. Raises `UserError`."""
+    """The data and rows of a run, from arguments of `fedspa.Federation`. Raises `UserError`.
+
+    fractions: the shares of each client's rows for validation and public rows, as for `Source`.
+    """
+    for name, value in fractions.items():
+        if type(value) not in (int, float):
+            raise UserError(f"{name}={value!r} is no number: it must be in [0, 1).")
     train_set = _array_set("data", data)
     if clients is None:
         raise UserError(
@@ -134,7 +143,7 @@ def own_data(
             )
     source = OwnData(
         name="arrays", classes=classes, train_size=len(train_set), test_size=len(test_set), train=train_set,
-        test=test_set,
+        test=test_set, **fractions,
     )  # fmt: skip
     return source, OwnRows(name="own", assignment=Assignment(train, held_out, tuple(map(str, names))))
 

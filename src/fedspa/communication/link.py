@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 
@@ -15,24 +15,6 @@ from fedspa.core.client_state import MASK
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.server import ServerState
 from fedspa.core.weights import ParameterSpace
-
-
-class EncodedUpdate(NamedTuple):
-    """An encoded update on its way to the server."""
-
-    envelope: Envelope
-    message: Message | None
-    """None if no weights are sent."""
-    known: PackedMask
-    """The mask that both sides knew before."""
-    data: bytes
-    further: bytes
-    """The encoded further tensors of the update."""
-
-    @property
-    def length(self) -> int:
-        """The length in bytes."""
-        return len(self.data) + len(self.further)
 
 
 @dataclass(frozen=True)
@@ -73,52 +55,53 @@ class Link:
         tensors = decode_tensors(further, envelope, server.further)
         if not weights:
             return replace(server, tensors=tensors), len(further)
-        known = self._all if mask is None else mask
+        known = mask or self._all
         shared = server.mask or known
         drawn = first and shared == known and server.neighbours is None and self._is_random(known)
         seed = self.seed if drawn else None
         message = Message(envelope, server.weights, shared, next_mask=shared, seed=seed)
         data = encode(message, self.space, known, self.dtype)
-        arrived = self._read(data, message, known)
+        arrived = decode(data, self.space, known, envelope, lambda seed: shared)
         if server.mask is not None:
             tensors[MASK] = (arrived.next_mask or known).bits
         vector = arrived.vector.to(server.weights)
         return replace(server, weights=vector, tensors=tensors), len(data) + len(further)
 
     def encode_update(
-        self, update: ClientUpdate, known: PackedMask | None, *, round: int, client: int
-    ) -> EncodedUpdate:
-        """The message of an update. `known`: the mask that both sides knew before; None for a dense model."""
+        self, update: ClientUpdate, known: PackedMask | None, envelope: Envelope
+    ) -> list[bytes]:
+        """Two messages of an update: its weights, and its further tensors. A message without content is empty.
+
+        `known`: the mask that both sides knew before; None for a dense model.
+        """
         assert update.state is not None
-        before, envelope = self._all if known is None else known, Envelope("update", round, client)
         further = encode_tensors(envelope, update.tensors)
         if update.update is None:
-            return EncodedUpdate(envelope, None, before, b"", further)
-        mask = self._all if update.mask is None else PackedMask.pack(update.mask).on_cpu()
-        next_mask = before if update.state.mask is None else update.state.mask
-        message = Message(
-            envelope,
-            vector=update.update,
-            mask=mask,
-            next_mask=next_mask,
-            seed=None if mask in (before, next_mask) else self.seed,
-        )
-        data = encode(message, self.space, before, self.dtype)
-        return EncodedUpdate(envelope, message, before, data, further)
+            return [b"", further]
+        before, mask = known or self._all, self._mask(update)
+        next_mask = update.state.mask or before
+        seed = None if mask in (before, next_mask) else self.seed
+        message = Message(envelope, update.update, mask, next_mask, seed)
+        return [encode(message, self.space, before, self.dtype), further]
 
-    def decode_update(self, encoded: EncodedUpdate, update: ClientUpdate) -> ClientUpdate:
+    def decode_update(
+        self, messages: Sequence[bytes], update: ClientUpdate, known: PackedMask | None, envelope: Envelope
+    ) -> ClientUpdate:
         """The update as the server reads it. Raises `WireError` if the bytes are damaged."""
         assert update.state is not None
-        tensors = decode_tensors(encoded.further, encoded.envelope, update.tensors)
-        if encoded.message is None:
+        weights, further = messages
+        tensors = decode_tensors(further, envelope, update.tensors)
+        if update.update is None:
             return replace(update, tensors=tensors)
-        arrived = self._read(encoded.data, encoded.message, encoded.known)
+        # The sender's mask stands for the mask that the receiver draws from the seed.
+        drawn: Callable[[int], PackedMask] = lambda seed: self._mask(update)  # noqa: E731
+        arrived = decode(weights, self.space, known or self._all, envelope, drawn)
         state = update.state if arrived.next_mask is None else update.state | {MASK: arrived.next_mask}
-        return replace(update, update=arrived.vector.to(encoded.message.vector), state=state, tensors=tensors)
+        return replace(update, update=arrived.vector.to(update.update), state=state, tensors=tensors)
 
-    def _read(self, data: bytes, sent: Message, known: PackedMask) -> Message:
-        """The message as the receiver reads it. The sender's mask stands for the mask drawn from the seed."""
-        return decode(data, self.space, known, sent.envelope, draw=lambda seed: sent.mask)
+    def _mask(self, update: ClientUpdate) -> PackedMask:
+        """The mask that the values of an update lie under."""
+        return self._all if update.mask is None else PackedMask.pack(update.mask).on_cpu()
 
     def _is_random(self, mask: PackedMask) -> bool:
         """True if a first mask is random in some tensor: one that is neither full nor empty."""

@@ -12,6 +12,7 @@ is little-endian and close-packed:
 | seed | 8 or none | if the mask has to be drawn at random |
 | changes | 2 bits a tensor | of the next mask: 0 as before, 1 all inactive, 2 all active, 3 spelled out |
 | mask bits | 1 bit a parameter | of the tensors spelled out, the first parameter in the highest bit |
+|        |    | (masks that cut out channels: groups of channels instead of tensors, a bit for each of their units) |
 | values | 4 or 2 each | fp32, fp16 or bf16, in the order of the flat vector; BatchNorm's running statistics, which |
 |        |    | are the last and always there, in fp32: rounded, a variance may come out negative |
 | checksum | 8 | BLAKE2b of all that precedes |
@@ -34,7 +35,7 @@ from fedspa.core.tensor_file import as_bytes
 from fedspa.core.weights import ParameterSpace
 from fedspa.costs.network import VALUE_BYTES
 
-MAGIC, VERSION = b"FSPA", 2
+MAGIC, VERSION = b"FSPA", 3
 KINDS = ("model", "update")
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _CODES = tuple(DTYPES)
@@ -139,12 +140,13 @@ def decode(
         seed = int.from_bytes(data[at : at + SEED_BYTES], "little")
         at += SEED_BYTES
 
-    table_bytes = _table_bytes(len(space.sizes))
+    sizes = space.mask_sizes
+    table_bytes = _table_bytes(len(sizes))
     if len(data) < at + table_bytes + CHECKSUM_BYTES:
         raise WireError(f"The message has {len(data)} bytes, too few for its own header.")
-    changes = _unpack_pairs(data[at : at + table_bytes], len(space.sizes))
+    changes = _unpack_pairs(data[at : at + table_bytes], len(sizes))
     at += table_bytes
-    spelled = sum(size for size, change in zip(space.sizes, changes, strict=True) if change == _BITS)
+    spelled = sum(size for size, change in zip(sizes, changes, strict=True) if change == _BITS)
     mask_end = at + (spelled + 7) // 8
     exact = mask_end + (header.values - statistics) * DTYPES[header.dtype].itemsize
     end = exact + statistics * VALUE_BYTES
@@ -225,9 +227,11 @@ def _under(message: Message, known: PackedMask) -> int:
 
 
 def _changes(space: ParameterSpace, known: PackedMask, next_mask: PackedMask) -> tuple[list[int], np.ndarray]:
-    """The change of each tensor's mask, and uint8 flags of the tensors that are spelled out."""
+    """The change of each piece of a mask (a tensor, or a group of channels), and uint8 flags of those spelled out."""
     changes, spelled = [], [np.empty(0, np.uint8)]
-    pieces = (space.split(mask.unpack(like=_FLAGS)) for mask in (known, next_mask))
+    pieces = (
+        space.mask_bits(mask.unpack(like=_FLAGS)).split(space.mask_sizes) for mask in (known, next_mask)
+    )
     for old, new in zip(*pieces, strict=True):
         if torch.equal(old, new):
             changes.append(_SAME)
@@ -243,15 +247,15 @@ def _changes(space: ParameterSpace, known: PackedMask, next_mask: PackedMask) ->
 
 def _next_mask(space: ParameterSpace, known: PackedMask, changes: list[int], bits: np.ndarray) -> PackedMask:
     """The next mask, from the result of `_changes`."""
-    flags = known.unpack(like=_FLAGS)
+    flags = space.mask_bits(known.unpack(like=_FLAGS))
     spelled = torch.from_numpy(bits)
-    for piece, change in zip(space.split(flags), changes, strict=True):
+    for piece, change in zip(flags.split(space.mask_sizes), changes, strict=True):
         if change == _BITS:
             flags_of_tensor, spelled = spelled[: len(piece)], spelled[len(piece) :]
             piece.copy_(flags_of_tensor)
         elif change != _SAME:
             piece.fill_(change == _FULL)
-    return PackedMask.pack(flags)
+    return PackedMask.pack(space.mask_of(flags))
 
 
 def _table_bytes(tensors: int) -> int:

@@ -1,32 +1,22 @@
-"""Makes a config from words (`"dataset=digits"`) and Python values (`training={"lr": 0.05}`), for the Python API."""
+"""Composes a config with Hydra for the Python API, from the words that the command line would have."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fedspa.config.plan import ONE_EACH, SEVERAL, register
-from fedspa.config.recorded import KEYS
+from fedspa.config.plan import ONE_EACH, register
 from fedspa.core.errors import UserError, nearest, written
 from fedspa.core.paths import config_dir
-from fedspa.core.settings import Config
 
-GROUPS = (*KEYS, "experiment")
-"""The groups: each chooses from a folder of conf/."""
-SECTIONS = {
-    *("model", *ONE_EACH, *SEVERAL),
-    *(field.name for field in fields(Config) if is_dataclass(field.default_factory)),
-}
-"""The sections: parts of the config that contain settings."""
 ELSEWHERE = {
     "hydra": "which is for the command line: fedspa.run takes folder=<where the run's files go>",
     "sweep": "which stands for many runs: call fedspa.run once for each, or python src/train.py -m",
@@ -35,37 +25,65 @@ ELSEWHERE = {
 
 
 def composed(
-    words: Sequence[str], settings: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]] | None = None
+    words: Sequence[str], defaults: Sequence[str] = (), nodes: Mapping[str, Mapping[str, Any]] | None = None
 ) -> tuple[DictConfig, DictConfig]:
     """The unchecked config, and Hydra's own config, whose `run.dir` names the folder for the run's files.
 
     Args:
-        words: settings in the form of the command line.
-        settings: values by name; a dict sets several of a section. They replace values of a chosen option.
-        nodes: the config's records of Python objects, by group. In these groups nothing is chosen.
+        words: settings in the form of the command line, each at most once.
+        defaults: words that give way to the others.
+        nodes: the config's records of Python objects, by group. In these groups nothing can be set.
 
     Raises `UserError`, and errors of Hydra and OmegaConf.
     """
-    values, choices = _split(settings)
-    keys, nodes = {_key(word) for word in words}, nodes or {}
-    for key in (*nodes, *values, *(word.partition("=")[0] for word in choices)):
-        if key in keys:
-            raise UserError(f"{key} is set twice, in words and as a keyword: leave one out.")
-    if "logger" not in keys | settings.keys():
-        choices.append("logger=none")
+    nodes = nodes or {}
+    _check(words, nodes)
     # An option of these two groups may set other groups and sections too, and must not do so here.
-    choices += [f"~{group}" for group in ("dataset", "method") if group in nodes]
+    left_out = [f"~{group}" for group in ("dataset", "method") if group in nodes]
     register()
     with _hydra_with_our_conf():
-        whole = hydra.compose("config", [*words, *choices], return_hydra_config=True)
+        whole = hydra.compose("config", [*left_out, *defaults, *words], return_hydra_config=True)
     for group, node in nodes.items():
         OmegaConf.update(whole, group, dict(node), merge=False)
-    for key, value in values.items():
-        OmegaConf.update(whole, key, value)
     config = whole.copy()
     with open_dict(config):
         del config["hydra"]
     return config, whole.hydra
+
+
+def parsed(words: Sequence[str]) -> list[Override]:
+    """The words in Hydra's form. Raises `UserError` for a group that does not get the name of an option."""
+    overrides = OverridesParser.create().parse_overrides(list(words))
+    for override in overrides:
+        group, word = override.key_or_group, override.input_line
+        folder = config_dir() / group
+        if override.is_delete() or override.is_sweep_override() or not group or not folder.is_dir():
+            continue
+        value = override.value()
+        if isinstance(value, list) and group in ("model", *ONE_EACH):
+            raise UserError(f"{word} is a list: {group} takes one option, as in {group}=<name>.")
+        if not isinstance(value, str | list):
+            options = [file.stem for file in folder.glob("*.yaml")]
+            raise UserError(f"{word} is not known: {nearest(written(value), options)}.")
+    return overrides
+
+
+def _check(words: Sequence[str], nodes: Mapping[str, Any]) -> None:
+    """Raise `UserError` for words that only the command line has, and for a setting that is set twice."""
+    seen = set[str]()
+    for word in words:
+        if not isinstance(word, str):
+            raise UserError(f"{word!r} is not a setting in words, such as 'dataset=digits'.")
+    for override in parsed(words):
+        key = override.key_or_group
+        section = key.replace("/", ".").partition(".")[0]
+        if section in ELSEWHERE:
+            raise UserError(f"{override.input_line} sets {section}, {ELSEWHERE[section]}.")
+        if section in nodes:
+            raise UserError(f"{key} has no effect beside an own {section}: leave it out.")
+        if key in seen:
+            raise UserError(f"{key} is set twice: leave one out.")
+        seen.add(key)
 
 
 @contextmanager
@@ -81,80 +99,34 @@ def _hydra_with_our_conf() -> Iterator[None]:
             GlobalHydra.instance().initialize(callers)
 
 
-def _key(word: object) -> str:
-    """The key of a word's setting. Raises `UserError` if the word is not a setting."""
-    if not isinstance(word, str):
-        raise UserError(
-            f"{word!r} is not a setting: write it in words, as in 'dataset=digits', or as a keyword, as in "
-            "dataset='digits'."
-        )
-    if word.startswith("-"):
-        raise UserError(f"{word} is for the command line: fedspa.run takes settings, as in 'dataset=digits'.")
-    try:
-        override = OverridesParser.create().parse_override(word)
-    except HydraException as error:
-        raise UserError(
-            f"{word} cannot be read: write key=value, or give the value as a keyword, as in "
-            "training={'lr': 0.05}."
-        ) from error
-    if override.is_sweep_override():
-        raise UserError(f"{word} is several values: call fedspa.run once for each, or write a list as [a,b].")
-    _refuse(override.key_or_group, word)
-    return override.key_or_group
+def as_words(settings: Mapping[str, Any]) -> list[str]:
+    """Settings by name in the form of the command line. A dict sets several settings of a section.
 
-
-def _refuse(key: str, text: str) -> None:
-    """Raise `UserError` for settings that only the command line has."""
-    for part, reason in ELSEWHERE.items():
-        if key == part or key.startswith((f"{part}.", f"{part}/")):
-            raise UserError(f"{text} sets {part}, {reason}.")
-
-
-def _split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The values of single settings by dotted name, and the choices in groups as words."""
-    values: dict[str, Any] = {}
-    choices: list[str] = []
-    for name, value in settings.items():
-        _refuse(name, f"{name}={value!r}")
-        if name in GROUPS and not isinstance(value, Mapping):
-            choices.append(_choice(name, value))
-        elif name in SECTIONS and isinstance(value, Mapping):
-            values |= {f"{name}.{key}": _plain(f"{name}.{key}", item) for key, item in value.items()}
-        elif name in SECTIONS:
-            raise UserError(
-                f"{name}={value!r} is no section: set what is in it by a dict, as in {name}={{...}}."
-            )
-        else:
-            values[name] = _plain(name, value)
-    return values, choices
-
-
-def _choice(group: str, value: Any) -> str:
-    """A choice from a group as a word. Raises `UserError` for a value that is not the name of an option."""
-    names = list(value) if isinstance(value, list | tuple) else [value]
-    for name in names:
-        missing = name is None and group == "experiment"
-        if not missing and (not isinstance(name, str) or not name or set(name) & set("[]{},= '\"$")):
-            options = [file.stem for file in (config_dir() / group).glob("*.yaml")]
-            raise UserError(f"{group}={value!r} is not known: {nearest(str(name), options)}.")
-    return f"{group}={written(names if isinstance(value, list | tuple) else value)}"
-
-
-def _plain(where: str, value: Any) -> Any:
-    """A value as configs contain it: NumPy numbers become Python numbers, and paths become text.
-
-    Raises `UserError` for any other object.
+    Raises `UserError` for a value that a config cannot contain.
     """
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _plain(f"{where}.{key}", item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(where, item) for item in value]
+    words = []
+    for name, value in settings.items():
+        items = {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, Mapping) else {}
+        for key, item in (items or {name: value}).items():
+            words.append(f"{key}={_spelled(key, item)}")
+    return words
+
+
+def _spelled(where: str, value: Any) -> str:
+    """A value in Hydra's grammar. NumPy numbers become Python numbers, and paths become text."""
     if callable(item := getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:
-        return item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
+        value = item()
+    match value:
+        case None | bool():
+            return {None: "null", True: "true", False: "false"}[value]
+        case int() | float():
+            return str(value)
+        case str() | Path():
+            return QuotedString(str(value), Quote.double).with_quotes()
+        case list() | tuple():
+            return f"[{','.join(_spelled(where, item) for item in value)}]"
+        case Mapping():
+            return f"{{{','.join(f'{key}:{_spelled(where, item)}' for key, item in value.items())}}}"
     raise UserError(
         f"{where}={value!r} is of type {type(value).__name__}: a setting is a number, a text, True, False, None, or a "
         "list or dict of these."

@@ -14,6 +14,7 @@ from fedspa.core.components import build, check_kind, find_object
 from fedspa.core.errors import UserError
 from fedspa.models.arguments import data_arguments, needed_fact
 from fedspa.models.batchnorm import with_batchnorm
+from fedspa.models.channels import set_channels
 from fedspa.models.checking import check_forward
 from fedspa.models.personal_layers import set_personal_layers
 
@@ -31,6 +32,8 @@ def build_model(plan: Plan) -> nn.Module:
     network = with_batchnorm(make(**arguments), batchnorm)
     set_personal_layers(network, plan.settings.personal_layers, batchnorm)
     check_forward(plan.names["model"], network, plan.dataset)
+    if plan.mask is not None and plan.mask.cuts_channels:
+        set_channels(network, plan.dataset.blank(2, next(network.parameters()).dtype))
     return network
 
 

@@ -61,6 +61,18 @@ def recorded_plan(file: Path, objects: Mapping[str, Any] | None = None) -> Plan:
         ) from error
 
 
+def has_config(folder: Path, config_hash: str) -> bool:
+    """True if the run in a folder has the config of this hash, though an older version may have written it.
+
+    A setting that the older version did not know has its default. So a new setting does not make a finished run
+    another experiment.
+    """
+    try:
+        return recorded_plan(folder / "config.yaml").config_hash == config_hash
+    except UserError:
+        return False
+
+
 def _writer(folder: Path) -> str:
     try:
         return f"fedspa {json.loads((folder / 'summary.json').read_text())['version']}"

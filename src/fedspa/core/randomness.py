@@ -34,6 +34,31 @@ def numpy_generator(seed: int, purpose: str, round: int = -1, client: int = -1) 
     return np.random.Generator(np.random.PCG64(_key(seed, purpose, round, client)))
 
 
+def uniform(count: int, source: torch.Generator, like: torch.Tensor) -> torch.Tensor:
+    """Random numbers [count] in [0, 1), in the dtype and on the device of `like`. They depend on the source alone.
+
+    A CPU draws one after another. Another device hashes their indices (SplitMix64; Steele et al., OOPSLA 2014) with a
+    key from the source. So a CPU's numbers differ from those of all other devices.
+    """
+    if like.device.type == "cpu":
+        return torch.rand(count, generator=source).to(like.dtype)
+    key = int(torch.randint(1 << 62, (), generator=source))
+    return hashed(key, count, like.device).to(like.dtype)
+
+
+def hashed(key: int, count: int, device: torch.device) -> torch.Tensor:
+    """Multiples of 2^-24 in [0, 1), float32 [count]: the hashes of 0 to count - 1 under a key, the same anywhere."""
+    mixed = torch.arange(count, device=device) * -0x61C8864680B583EB + key
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        mixed = (mixed ^ _shifted(mixed, shift)) * factor
+    return _shifted(mixed ^ _shifted(mixed, 31), 40) * 2.0**-24
+
+
+def _shifted(values: torch.Tensor, places: int) -> torch.Tensor:
+    """int64 values shifted to the right, with zeros from the left."""
+    return (values >> places) & ((1 << (64 - places)) - 1)
+
+
 def seed_layers(source: torch.Generator, device: torch.device) -> None:
     """Seed the device's own generator from a generator's seed. Layers that draw by themselves, such as dropout, use
     only the device's generator."""

@@ -250,7 +250,7 @@ class CheckpointSettings(Limited):
 class Config(Limited):
     """The whole config. The groups are filled by the YAML files of conf/."""
 
-    name: str = "${dataset.name}-${method.name}-${mask.name}-s${used_sparsity:}-seed${seed}"
+    name: str = "${method.name}-${mask.name}-s${used_sparsity:}-${dataset.name}-seed${seed}"
     seed: int = limited(0, low=0)
     sparsity: float = limited(0.5, low=0, high=1, high_open=True)
     """The share of inactive parameters, in [0, 1). Dense methods ignore it."""

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedspa.core.channels import Channels
 from fedspa.core.errors import UserError
 
 _PERSONAL = "_personal_tensors"
 """The attribute of a network with the names of its personal tensors."""
+_CHANNELS = "_channels"
+"""The attribute of a network with the channels that masks cut out."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class ParameterSpace:
     """The number of running statistics. They are the last tensors."""
     kept: int = 0
     """The number of personal tensors. They are the last ones: all running statistics, and parameters before them."""
+    channels: Channels | None = field(default=None, compare=False)
+    """The channels of the network, if masks cut out whole channels."""
 
     @classmethod
     def of(cls, network: torch.nn.Module) -> ParameterSpace:
@@ -50,21 +55,22 @@ class ParameterSpace:
         )
         shapes = tuple(tuple(tensor.shape) for tensor in tensors.values())
         kept = sum(name in local for name in tensors)
-        return cls(tuple(tensors), shapes, len(statistics), kept)
+        return cls(tuple(tensors), shapes, len(statistics), kept, getattr(network, _CHANNELS, None))
 
     @property
     def shared(self) -> ParameterSpace:
         """The tensors that the server has too: the first coordinates."""
         if not self.kept:
             return self
-        return ParameterSpace(self.names[: -self.kept], self.shapes[: -self.kept])
+        return ParameterSpace(self.names[: -self.kept], self.shapes[: -self.kept], channels=self.channels)
 
     @property
     def parameters(self) -> ParameterSpace:
         """The parameters alone: the first `trained` coordinates."""
         if not self.statistics:
             return self
-        return ParameterSpace(self.names[: -self.statistics], self.shapes[: -self.statistics])
+        names, shapes = self.names[: -self.statistics], self.shapes[: -self.statistics]
+        return ParameterSpace(names, shapes, channels=self.channels)
 
     @property
     def running(self) -> ParameterSpace:
@@ -87,6 +93,11 @@ class ParameterSpace:
         """The length of the flat vector."""
         return sum(self.sizes)
 
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor by name."""
+        return dict(zip(self.names, self.shapes, strict=True))
+
     def split(self, vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The flat pieces of a vector [total], one view for each tensor."""
         return torch.split(vector, list(self.sizes))
@@ -107,6 +118,25 @@ class ParameterSpace:
             return self.counts_by_sums(flags)
         return torch.stack([piece.count_nonzero() for piece in self.split(flags)])
 
+    @property
+    def mask_sizes(self) -> tuple[int, ...]:
+        """The numbers of bits that describe a mask: one for each parameter of a tensor, or for each unit of a group of
+        channels."""
+        return self.sizes if self.channels is None else self.channels.groups
+
+    def mask_bits(self, mask: torch.Tensor) -> torch.Tensor:
+        """The bits that describe a mask [total] of flags: bool [sum of mask_sizes]."""
+        if self.channels is None:
+            return mask
+        return self.channels.sums(self.parameters.tensors, mask[: self.trained].float()) > 0
+
+    def mask_of(self, bits: torch.Tensor) -> torch.Tensor:
+        """The mask that bits describe: bool [total], ones in running statistics."""
+        if self.channels is None:
+            return bits
+        mask = self.channels.mask(self.parameters.tensors, bits)
+        return torch.cat([mask, mask.new_ones(self.total - self.trained)])
+
     def counts_by_sums(self, flags: torch.Tensor) -> torch.Tensor:
         """The counts of flags, bool [total], by one running sum over all tensors, on any device."""
         sums = torch.nn.functional.pad(flags.cumsum(0, dtype=torch.int32), (1, 0))
@@ -126,6 +156,16 @@ def all_finite(vector: torch.Tensor) -> bool:
     return not len(vector) or bool(finite(vector))
 
 
+def difference(tensor: torch.Tensor, like: torch.Tensor) -> str:
+    """The first of shape, dtype and device in which a tensor differs from another, in words; "" if there is none."""
+    for name in ("shape", "dtype", "device"):
+        has, must = (getattr(each, name) for each in (tensor, like))
+        if has != must:
+            has, must = (list(each) if name == "shape" else each for each in (has, must))
+            return f"{name} {has}: it must have {must}".replace("torch.", "")
+    return ""
+
+
 def whole(vector: torch.Tensor, space: ParameterSpace) -> torch.Tensor:
     """A vector over the parameters [trained], extended by 0 for the running statistics [total]."""
     return torch.nn.functional.pad(vector, (0, space.total - space.trained)) if space.statistics else vector
@@ -134,6 +174,11 @@ def whole(vector: torch.Tensor, space: ParameterSpace) -> torch.Tensor:
 def keep_personal(network: torch.nn.Module, names: Collection[str]) -> None:
     """Make tensors of a network personal. Running statistics must be all personal, or nothing may be."""
     setattr(network, _PERSONAL, frozenset(names))
+
+
+def cut_channels(network: torch.nn.Module, channels: Channels | None) -> None:
+    """Make masks of a network cut out whole channels, or single weights again (None)."""
+    setattr(network, _CHANNELS, channels)
 
 
 def _personal_names(network: torch.nn.Module) -> frozenset[str]:

@@ -51,6 +51,8 @@ class NetworkCosts:
     """The forward FLOPs of one sample for each personal parameter tensor. Personal tensors are dense."""
     statistics: int = 0
     """The number of values in running statistics. They travel as parameters do, and are never masked."""
+    mask_units: int | None = None
+    """The bits of a mask that cuts out channels, a bit for each unit of channels; None: a bit for each parameter."""
     uncounted: tuple[str, ...] = ()
     """The layers whose FLOPs cannot be counted, by path and kind. If there are any, all FLOPs are None."""
 
@@ -75,7 +77,8 @@ class NetworkCosts:
         flops = tuple(by_name.get(name, 0) for name in space.names)
         sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
         personal = tuple(by_name[name] * sizes[name] for name in sizes if name not in space.names)
-        return cls(space.sizes, flops, convention, personal, space.total - space.trained, uncounted)
+        units = None if space.channels is None else space.channels.total
+        return cls(space.sizes, flops, convention, personal, space.total - space.trained, units, uncounted)
 
     @property
     def parameters(self) -> int:
@@ -123,10 +126,13 @@ class NetworkCosts:
         return VALUE_BYTES * sum(self.sizes if active is None else active)
 
     def mask_bytes(self, active: Sequence[int]) -> int:
-        """The bytes of a mask, one way: a bit for each parameter of the tensors neither full nor empty."""
+        """The bytes of a mask, one way: a bit for each parameter of the tensors neither full nor empty; or for each
+        unit of channels, if any is inactive."""
         if self.convention == "paper":
             return 0
         bits = sum(size for size, count in zip(self.sizes, active, strict=True) if 0 < count < size)
+        if bits and self.mask_units is not None:
+            bits = self.mask_units
         return (bits + 7) // 8
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-import datasets
 import numpy as np
 import torch
 
 from fedspa.core.errors import UserError, check_choice
+from fedspa.data.parts import FRACTIONS, Part
 from fedspa.data.sets import ArraySet
-from fedspa.data.tables import Part, TableSource, discrete
+from fedspa.data.tables import TableSource
 
 TASKS = ("classification", "regression")
-FRACTIONS = ("float", "double", "decimal")
-NUMBERS = ("int", "uint", *FRACTIONS)
-"""The types of columns of numbers begin so."""
 MOST_CLASSES = 20
 """A column of whole numbers with more distinct values is a regression's."""
 
@@ -39,17 +36,12 @@ class Features(TableSource):
     columns: list[str] = field(default_factory=list)
     """The columns to predict from; []: all but `label` and `group_by`."""
     things: ClassVar[str] = "rows"
+    FACTS: ClassVar[tuple[str, ...]] = (*TableSource.FACTS, "inputs", "task")
 
     def check_settings(self) -> None:
         super().check_settings()
         if self.task is not None:
             check_choice("dataset.task", self.task, TASKS)
-
-    @property
-    def is_described(self) -> bool:
-        return super().is_described and bool(
-            self.inputs and self.task and (self.classes or self.is_regression)
-        )
 
     @property
     def is_regression(self) -> bool:
@@ -76,25 +68,28 @@ class Features(TableSource):
     def model_facts(self) -> dict[str, Any]:
         return super().model_facts | {"features": self.inputs}
 
-    def _with_facts(self) -> Self:
+    def _describe(self) -> None:
         train = self._split("train_split", self.train_split)
         for name in self.targets:
             train.column("dataset.label", name, train.data.column_names, "column to predict")
-        task = self.task or TASKS[all(_measured(train, name) for name in self.targets)]
-        known = replace(self, task=task, columns=self._inputs(train))
-        if known.is_regression:
+        self._set(
+            task=self.task or TASKS[all(_measured(train, name) for name in self.targets)],
+            columns=self._inputs(train),
+        )
+        if self.is_regression:
             for name in self.targets:
-                train.column("dataset.label", name, _numeric(train.data), "column of numbers")
+                train.column("dataset.label", name, train.numeric, "column of numbers")
         elif isinstance(self.label, list):
             raise UserError(
                 f"dataset.label=[{','.join(self.label)}] names several classes: a classification has one."
             )
-        train = known._part("train")
-        return known._agreed({**known._facts(), "inputs": known._encoded(train, train).shape[1]})
+        super()._describe()
+        train = self._part("train")
+        self._set(inputs=self._encoded(train, train).shape[1])
 
     def _inputs(self, part: Part) -> list[str]:
         """The columns to predict from. Raises `UserError` for one that is neither numbers nor categories."""
-        able = list(dict.fromkeys([*_numeric(part.data), *discrete(part.data)]))
+        able = list(dict.fromkeys([*part.numeric, *part.discrete]))
         others = [name for name in part.data.column_names if name not in (*self.targets, self.group_by)]
         for name in self.columns or others:
             part.column("dataset.columns", name, able, "column of numbers or categories")
@@ -107,7 +102,7 @@ class Features(TableSource):
         """
         made: list[np.ndarray] = []
         for name in self.columns:
-            if name in _numeric(part.data):
+            if name in part.numeric:
                 made.append(_standardised(part, train, name)[:, None])
             else:
                 known = np.unique(train.values(name).astype(str))
@@ -118,12 +113,11 @@ class Features(TableSource):
         train, part = self._part("train"), part.of(part.rows[chosen])
         train = train.of(train.rows[self._chosen("train", len(train.rows))])
         if self.is_regression:
-            targets = torch.from_numpy(
-                np.stack([_standardised(part, train, name) for name in self.targets], axis=1)
-            )
+            targets = np.stack([_standardised(part, train, name) for name in self.targets], axis=1)
         else:
-            targets = torch.from_numpy(self._numbered(part))
-        return ArraySet(torch.from_numpy(self._encoded(part, train)), targets, self._groups(part))
+            targets = self._labels.numbered(part)
+        inputs = self._encoded(part, train)
+        return ArraySet(torch.from_numpy(inputs), torch.from_numpy(targets), self._groups(part))
 
     @property
     def remarks(self) -> list[str]:
@@ -137,23 +131,16 @@ class Features(TableSource):
         return lines
 
 
-def _numeric(data: datasets.Dataset) -> list[str]:
-    kinds = data.features.items()
-    return [
-        name for name, kind in kinds if isinstance(kind, datasets.Value) and kind.dtype.startswith(NUMBERS)
-    ]
-
-
 def _measured(part: Part, name: str) -> bool:
     """True if a column looks like measured numbers, not like classes."""
-    if name not in _numeric(part.data):
+    if name not in part.numeric:
         return False
     return part.data.features[name].dtype.startswith(FRACTIONS) or len(set(part.cells(name))) > MOST_CLASSES
 
 
 def _numbers(part: Part, name: str) -> np.ndarray:
     """A column as float64 [n]. Raises `UserError` where a value is missing or not finite."""
-    numbers = np.array([np.nan if value is None else float(value) for value in part.cells(name)])
+    numbers = np.array(part.cells(name), dtype=np.float64)
     for index in np.flatnonzero(~np.isfinite(numbers))[:1]:
         raise UserError(
             f"{part.place(index)}: the column {name} has no number there: fill it in, take the row out, or name the "

@@ -58,9 +58,19 @@ def commit_of(name: str, revision: str | None, origin: str) -> str:
         raise UserError(next(known, other)) from error
 
 
-def open_tables(name: str, subset: str | None, commit: str, origin: str) -> dict[str, datasets.Dataset]:
+def pinned(name: str, subset: str | None, revision: str | None, origin: str) -> tuple[str, str]:
+    """The subset and the commit of a data set; where both are stated, nobody is asked. Raises `UserError`."""
+    if subset and COMMIT.fullmatch(revision or ""):
+        return subset, str(revision)
+    commit = commit_of(name, revision, origin)
+    return builder(name, subset, commit, origin).config.name, commit
+
+
+def open_tables(
+    name: str, subset: str | None, revision: str | None, origin: str
+) -> dict[str, datasets.Dataset]:
     """The splits by name. Raises `UserError` where they cannot be had."""
-    found = builder(name, subset, commit, origin)
+    found = builder(name, subset, commit_of(name, revision, origin), origin)
     try:
         found.download_and_prepare()
         return dict(found.as_dataset())

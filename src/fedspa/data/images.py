@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import datasets
 import numpy as np
 import torch
+from datasets.utils import tqdm
 
 from fedspa.core.errors import UserError, brief, check_choice, check_range
-from fedspa.data import files
-from fedspa.data.pictures import CHANNELS, RESIZES, BadPicture, Fit, channels_of, opened, size_of
+from fedspa.data import image_files
+from fedspa.data.parts import Labels, Part
+from fedspa.data.pictures import CHANNELS, RESIZES, BadPicture, Fit, channels_of, opened
 from fedspa.data.sets import ArraySet
 from fedspa.data.source import ImageSource
-from fedspa.data.tables import Part, TableSource, columns_of, discrete
+from fedspa.data.tables import TableSource
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+T = TypeVar("T")
 
 SAMPLE = 1000
 """Training images, evenly spaced, that size, channels, mean and standard deviation are read from."""
 ROWS_AT_ONCE = 1000
-PROGRESS_SECONDS = 10.0
+BAR_AFTER = 10.0
+"""Seconds."""
 
 
 @dataclass(kw_only=True)
@@ -53,6 +60,8 @@ class Images(TableSource, ImageSource):
     white: int | None = None
     """The value of images of more than 8 bits a channel that becomes 255; null: such images are refused."""
 
+    FACTS: ClassVar[tuple[str, ...]] = (*TableSource.FACTS, "channels", "image_size", "mean", "std")
+
     def check_settings(self) -> None:
         super().check_settings()
         if self.image_size:
@@ -70,20 +79,13 @@ class Images(TableSource, ImageSource):
             if value is not None:
                 check_range(f"dataset.{name}", value, low=low, high=high)
 
-    @property
-    def is_described(self) -> bool:
-        shape = self.classes and self.channels and self.image_size and self.mean and self.std
-        return super().is_described and bool(shape)
-
-    def _with_facts(self) -> Self:
-        """Mean and standard deviation are taken of images whose other facts are known."""
-        shaped = self._agreed({**self._facts(), **self._shape()})
-        known = replace(shaped, mean=self.mean or [0.5], std=self.std or [0.5])
+    def _describe(self) -> None:
+        super()._describe()
+        self._set(**self._shape())
         if not (self.mean and self.std):
-            pixels = known._pixels(known._sample()) / 255.0
+            pixels = self._pixels(self._sample()) / 255.0
             mean, std = (np.asarray(f(axis=(0, 1, 2))).round(4) for f in (pixels.mean, pixels.std))
-            known.mean, known.std = self.mean or mean.tolist(), self.std or np.maximum(std, 0.0039).tolist()
-        return known
+            self.mean, self.std = self.mean or mean.tolist(), self.std or np.maximum(std, 0.0039).tolist()
 
     def _sample(self) -> Part:
         """Evenly spaced ones of the training images in use, the first among them."""
@@ -95,85 +97,57 @@ class Images(TableSource, ImageSource):
 
     def _shape(self) -> dict[str, Any]:
         """image_size and channels, from a sample."""
-        part, channels = self._sample(), 1
-        found: dict[tuple[int, int], int] = {}
-        for index, encoded in enumerate(self._encoded(part)):
-            try:
-                picture = opened(encoded)
-                found.setdefault(size_of(picture), index)
-            except BadPicture as fault:
-                raise UserError(f"{part.place(index)}: {fault}.") from fault
-            channels = max(channels, channels_of(picture))
-        (width, height), *others = found
+        part = self._sample()
+        shapes = list(self._each(part, lambda picture: (picture.size, channels_of(picture))))
+        sizes = [size for size, _ in shapes]
+        (width, height), *others = dict.fromkeys(sizes)
         if self.resize is None and others:
             raise UserError(
-                f"{part.place(found[others[0]])}, unlike the first ones: the image is {others[0][0]} x {others[0][1]} "
-                "pixels, but models take images of one size: set dataset.image_size, such as 32, and dataset.resize to "
-                "crop, pad or stretch."
+                f"{part.place(sizes.index(others[0]))}, unlike the first ones: the image is {others[0][0]} x "
+                f"{others[0][1]} pixels, but models take images of one size: set dataset.image_size, such as 32, and "
+                "dataset.resize to crop, pad or stretch."
             )
         size = self.image_size or (height if height == width else [height, width])
-        return {"image_size": size, "channels": CHANNELS[self.colour] if self.colour else channels}
+        channels = CHANNELS[self.colour] if self.colour else max(channels for _, channels in shapes)
+        return {"image_size": size, "channels": channels}
 
     def open(self) -> Mapping[str, datasets.Dataset]:
-        from datasets.packaged_modules.imagefolder.imagefolder import IMAGE_EXTENSIONS
-
-        root = files.unpacked(self.path, self.origin) if self.path else Path()
-        if self.path and root.is_dir():
-            found = files.files_below(root, self.origin)
-            if any(parts[-1].lower().endswith(tuple(IMAGE_EXTENSIONS)) for parts in found):
-                wanted = [p for p in found if p[-1].lower().endswith((*IMAGE_EXTENSIONS, *files.TABLES))]
-                return files.image_folder(root, wanted, self.origin, self._split_names, self.label)
-        return super().open()
+        if not self.path:
+            return super().open()
+        return image_files.open_images(self.path, self.origin, self._split_names, self.label)
 
     def _label_column(self, part: Part) -> str:
-        if self.label is None:
-            for name in (files.CLASS, "label"):
-                if name in discrete(part.data):
-                    return name
-        return super()._label_column(part)
+        folders = [
+            name for name in (image_files.CLASS, "label") if self.label is None and name in part.discrete
+        ]
+        return folders[0] if folders else super()._label_column(part)
 
-    def _encoded(self, part: Part) -> Iterator[bytes]:
-        """The encoded images. Raises `UserError` with the row that cannot be read."""
-        column = part.column(
-            "dataset.image", self.image, columns_of(part.data, datasets.Image), "image column"
-        )
-        for first in range(0, len(part.rows), ROWS_AT_ONCE):
-            for index, cell in enumerate(
-                part.of(part.rows[first : first + ROWS_AT_ONCE]).cells(column), first
-            ):
-                try:
-                    yield cell["bytes"] or _file_bytes(cell["path"])
-                except (OSError, TypeError) as error:  # the file is gone, or the cell is empty
-                    raise UserError(
-                        f"{part.place(index)}: its image cannot be read ({brief(error)})."
-                    ) from error
-
-    def _pixels(self, part: Part) -> np.ndarray:
-        """The decoded images uint8 [n, height, width, channels].
-
-        Says how far it is, if that takes long. Raises `UserError` with the row of an image that is broken or does not
-        fit.
-        """
-        fit = Fit(*self.sides, self.channels, self.resize, self.colour, self.background, self.white)
-        pixels = np.empty((len(part.rows), *self.sides, self.channels), dtype=np.uint8)
-        said = time.monotonic()
-        for index, encoded in enumerate(self._encoded(part)):
+    def _each(self, part: Part, use: Callable[[Image], T]) -> Iterator[T]:
+        """The results of `use` for each picture. Raises `UserError` with the row of one that is broken."""
+        pictures = part.columns_of(datasets.Image)
+        column = part.column("dataset.image", self.image, pictures, "image column")
+        encoded = part.data.select_columns([column]).select(part.rows).with_format("arrow")
+        cells = (cell for table in encoded.iter(ROWS_AT_ONCE) for cell in table.column(0).to_pylist())
+        for index, cell in enumerate(cells):
             try:
-                pixels[index] = fit.pixels(encoded)
+                yield use(opened(cell["bytes"] or _file_bytes(cell["path"])))
             except BadPicture as fault:
                 raise UserError(f"{part.place(index)}: {fault}.") from fault
-            if time.monotonic() - said > PROGRESS_SECONDS:
-                said = time.monotonic()
-                print(
-                    f"{part.where}: {index + 1:,} of {len(pixels):,} images are read.",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            except (OSError, TypeError) as error:  # the file is gone, or the cell is empty
+                raise UserError(f"{part.place(index)}: its image cannot be read ({brief(error)}).") from error
+
+    def _pixels(self, part: Part) -> np.ndarray:
+        """The decoded images uint8 [n, height, width, channels]; a bar shows the progress if that takes long."""
+        fit = Fit(*self.sides, self.channels, self.resize, self.colour, self.background, self.white)
+        pixels = np.empty((len(part.rows), *self.sides, self.channels), dtype=np.uint8)
+        decoded = tqdm(self._each(part, fit.pixels), part.where, len(pixels), delay=BAR_AFTER, leave=False)
+        for index, image in enumerate(decoded):
+            pixels[index] = image
         return pixels
 
     def _examples(self, part: Part, chosen: np.ndarray) -> ArraySet:
         part = part.of(part.rows[chosen])
-        pixels, labels = self._pixels(part), torch.from_numpy(self._numbered(part))
+        pixels, labels = self._pixels(part), torch.from_numpy(self._labels.numbered(part))
         return ArraySet(torch.from_numpy(pixels).permute(0, 3, 1, 2), labels, self._groups(part))
 
 
@@ -182,43 +156,30 @@ class PublishedImages(Images):
     """A well-known data set whose facts the config states, so that nothing is read before the run. Labels are whole
     numbers from 0, or from 1 to `classes`. A row limit takes the first rows, in the published order."""
 
+    FACTS: ClassVar[tuple[str, ...]] = ()
+
     test_split: str | None = "test"
     transpose: bool = False
     """Swap rows and columns of every image: EMNIST is published lying on its side."""
 
-    @property
-    def is_described(self) -> bool:
-        return True
-
     def described(self, group_by: str | None) -> Self:
         return replace(self, group_by=self.group_by or group_by)
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return ()
 
     def _chosen(self, split: str, count: int) -> np.ndarray:
         return np.arange(self.rows_to_read(split, count, self.origin))
 
-    def _numbered(self, part: Part) -> np.ndarray:
-        every = self._labels(self._split("", part.where.rpartition(" ")[2]))
-        first = 1 if every.dtype == np.int64 and (every.min(), every.max()) == (1, self.classes) else 0
-        labels = self._labels(part)
-        for index, label in enumerate(labels.tolist()):
-            if isinstance(label, str) or not first <= label < first + self.classes:
-                raise UserError(
-                    f"{part.place(index)}: the label {label} is out of range: with dataset.classes={self.classes} it "
-                    f"must be {first} to {first + self.classes - 1}."
-                )
-        return labels - first
+    @cached_property
+    def _labels(self) -> Labels:
+        parts = [self._split("train_split", split) for split in self._tables]
+        labels = {label for part in parts for label in part.values(self._label_column(part))}
+        first = int({1, self.classes} <= labels and 0 not in labels)
+        fault = f"out of range: with dataset.classes={self.classes} it must be {first} to {first + self.classes - 1}"
+        column = self._label_column(parts[0])
+        return Labels(column, {first + number: number for number in range(self.classes)}, fault=fault)
 
     def _pixels(self, part: Part) -> np.ndarray:
         pixels = super()._pixels(part)
         return np.ascontiguousarray(pixels.transpose(0, 2, 1, 3)) if self.transpose else pixels
-
-    @property
-    def remarks(self) -> list[str]:
-        return []
 
 
 def _file_bytes(path: str) -> bytes:

@@ -52,7 +52,8 @@ class Source(ABC):
 
     def __post_init__(self) -> None:
         self.check_settings()
-        self.check_facts()
+        if self.is_described:
+            self.check_facts()
 
     def check_settings(self) -> None:
         """Raise `UserError` for a setting that is wrong whatever the data is."""
@@ -141,6 +142,11 @@ class Source(ABC):
 
     # ---- the data
 
+    @property
+    def is_described(self) -> bool:
+        """True if nothing has to be read from the data."""
+        return True
+
     def described(self, group_by: str | None) -> Source:
         """The same source with every fact stated, read from the data where the config left it open.
 
@@ -153,6 +159,11 @@ class Source(ABC):
         """Sentences on the data for the start of a run."""
         return []
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """In the order of the labels; empty if the data has no names."""
+        return ()
+
     @abstractmethod
     def read(self, split: str) -> ArraySet:
         """The first `rows_to_read` examples of "train" or "test"; broken data raises `UserError`."""
@@ -160,7 +171,7 @@ class Source(ABC):
     def load(self) -> Data:
         """Both splits, checked against the declared facts; a difference raises `UserError`."""
         train, test = (self._checked(split, self.read(split)) for split in SPLITS)
-        return Data(train, test)
+        return Data(train, test, self.class_names)
 
     def examples(
         self,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import datasets
 import numpy as np
 import torch
 
 from fedspa.core.errors import UserError, check_range
+from fedspa.data.parts import Part
 from fedspa.data.sets import ArraySet
-from fedspa.data.tables import Part, TableSource
+from fedspa.data.tables import TableSource
 
 NOTHING = 0
 """The token before the first one of a text, and of a character that no training text has."""
@@ -35,15 +36,12 @@ class Text(TableSource):
     vocabulary: int = 0
     """Tokens that there are, 0 included; 0: read from the data."""
     things: ClassVar[str] = "texts"
+    FACTS: ClassVar[tuple[str, ...]] = (*TableSource.FACTS, "vocabulary")
 
     def check_settings(self) -> None:
         super().check_settings()
         check_range("dataset.length", self.length, low=1)
         check_range("dataset.stride", self.stride, low=1)
-
-    @property
-    def is_described(self) -> bool:
-        return super().is_described and bool(self.vocabulary and self.classes)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -61,15 +59,25 @@ class Text(TableSource):
     def model_facts(self) -> dict[str, Any]:
         return super().model_facts | {"vocabulary": self.vocabulary, "length": self.length}
 
-    def _with_facts(self) -> Self:
+    def _describe(self) -> None:
         train = self._part("train")
         train.column("dataset.text", self.text, train.data.column_names, "column of texts")
-        if self.label:
-            return self._agreed({**self._facts(), "vocabulary": self._known})
-        sizes = {f"{split}_size": self._count(self._part(split)) for split in ("train", "test")}
-        return self._agreed(
-            {"classes": self._known, "vocabulary": self._known, "test_split": self._test_split, **sizes}
-        )
+        if self._of_ids(train):
+            vocabulary = 1 + max(tokens.max(initial=NOTHING) for tokens in self._tokens(train))
+        else:
+            vocabulary = 1 + len(self._characters)
+        self._set(vocabulary=int(vocabulary), **({} if self.label else {"classes": int(vocabulary)}))
+        super()._describe()
+
+    @property
+    def _is_labelled(self) -> bool:
+        return bool(self.label)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        if self.label or self._of_ids(self._part("train")):
+            return super().class_names
+        return ("", *self._characters)
 
     @cached_property
     def _characters(self) -> dict[str, int]:
@@ -80,46 +88,28 @@ class Text(TableSource):
             for number, character in enumerate(sorted(set().union(*map(str, texts))), start=1)
         }
 
-    @property
-    def _known(self) -> int:
-        """Size of the vocabulary, from the training texts."""
-        train = self._part("train")
-        if not self._of_ids(train):
-            return len(self._characters) + 1
-        return max(max(tokens, default=0) for tokens in self._tokens(train)) + 1
-
     def _of_ids(self, part: Part) -> bool:
         return not isinstance(part.data.features[self.text], datasets.Value)
 
-    def _tokens(self, part: Part) -> list[list[int]]:
-        """The tokens of each text. Raises `UserError` for one that is missing or holds an id out of range."""
-        texts = part.cells(self.text)
+    def _tokens(self, part: Part) -> list[np.ndarray]:
+        """The tokens int64 [n] of each text. Raises `UserError` for a missing text, and for an id out of range."""
+        texts, of_ids = part.cells(self.text), self._of_ids(part)
         if None in texts:
             raise UserError(f"{part.place(texts.index(None))}: the column {self.text} is empty there.")
-        if not self._of_ids(part):
-            return [[self._characters.get(character, NOTHING) for character in str(text)] for text in texts]
-        for index, ids in enumerate(texts):
-            bad = [
-                token
-                for token in ids
-                if type(token) is not int or not 0 <= token < (self.vocabulary or np.inf)
-            ]
-            if bad:
-                top = f" below dataset.vocabulary={self.vocabulary}" if self.vocabulary else ""
-                raise UserError(f"{part.place(index)}: the token {bad[0]} is no whole number from 0 on{top}.")
-        return texts
+        tokens = []
+        for index, text in enumerate(texts):
+            ids = text if of_ids else [self._characters.get(character, NOTHING) for character in str(text)]
+            for token in ids:
+                if type(token) is not int or not 0 <= token < (self.vocabulary or np.inf):
+                    top = f" below dataset.vocabulary={self.vocabulary}" if self.vocabulary else ""
+                    raise UserError(
+                        f"{part.place(index)}: the token {token} is no whole number from 0 on{top}."
+                    )
+            tokens.append(np.array(ids, dtype=np.int64))
+        return tokens
 
-    def _labels(self, part: Part) -> np.ndarray:
-        return super()._labels(part) if self.label else np.zeros(len(part.rows), dtype=np.int64)
-
-    @cached_property
-    def _names(self) -> tuple[str, ...]:
-        if self.label:
-            return super()._names
-        return () if self._of_ids(self._part("train")) else ("", *self._characters)
-
-    def _ends(self, tokens: list[int]) -> range:
-        """The number of tokens before each one to predict; to classify the text, the number of all tokens."""
+    def _ends(self, tokens: np.ndarray) -> range:
+        """The numbers of tokens before each one to predict; to classify the text, the number of all."""
         return range(len(tokens), len(tokens) + 1) if self.label else range(1, len(tokens), self.stride)
 
     def _count(self, part: Part) -> int:
@@ -127,14 +117,13 @@ class Text(TableSource):
 
     def _examples(self, part: Part, chosen: np.ndarray) -> ArraySet:
         texts, groups = self._tokens(part), self._groups(part)
-        ends = [(row, end) for row, tokens in enumerate(texts) for end in self._ends(tokens)]
-        inputs = np.full((len(chosen), self.length), NOTHING, dtype=np.int64)
-        rows, targets = np.empty(len(chosen), dtype=np.int64), np.empty(len(chosen), dtype=np.int64)
-        for index, (row, end) in enumerate(ends[number] for number in chosen):
-            before = texts[row][max(end - self.length, 0) : end]
-            inputs[index, self.length - len(before) :] = before
-            rows[index], targets[index] = row, NOTHING if self.label else texts[row][end]
-        if self.label:
-            targets = self._numbered(part)[rows]
+        ends = np.array([(row, end) for row, tokens in enumerate(texts) for end in self._ends(tokens)])
+        rows, before = ends[chosen].T
+        # All texts in one row, each behind `length` blanks: an example begins where its text does, `before` tokens on.
+        blanks = np.full(self.length, NOTHING)
+        line = np.concatenate([*(piece for tokens in texts for piece in (blanks, tokens)), blanks])
+        starts = np.cumsum([0, *(self.length + len(tokens) for tokens in texts)])[rows] + before
+        inputs = np.lib.stride_tricks.sliding_window_view(line, self.length)[starts]
+        targets = self._labels.numbered(part)[rows] if self.label else line[starts + self.length]
         groups = None if groups is None else groups[rows]
         return ArraySet(torch.from_numpy(inputs), torch.from_numpy(targets), groups)

@@ -28,6 +28,7 @@ from fedspa.masks.base import MaskSearcher
 from fedspa.masks.dynamic import DynamicSearcher
 from fedspa.masks.initial import InitialMasks
 from fedspa.models.initialise import seeded
+from fedspa.models.narrowing import narrowed
 from fedspa.tracking.client_table import saved_items
 
 Item = TypeVar("Item")
@@ -183,6 +184,11 @@ class StoredRun:
             space, active = _twice(space), _in_order(active * 2, space)
         else:
             network = self._with(model)
+            if space.channels is not None and sum(active) < space.total:
+                # A channel with all weights 0 does nothing, so it may be left out too.
+                network = narrowed(network, space.mask_bits(model != 0))
+                space = ParameterSpace.of(network)
+                active = space.sizes
         parts: OrderedDict[str, nn.Module] = OrderedDict(network=network)
         if values := source.normaliser():
             parts = OrderedDict(normalise=Normalise(**values), network=network)

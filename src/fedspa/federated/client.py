@@ -13,6 +13,7 @@ import torch
 from fedspa.core.client import ClientUpdate, Diverged, Proximal, Trainable, Trained
 from fedspa.core.client_state import ClientState
 from fedspa.core.clock import Clock
+from fedspa.core.packed_mask import PackedMask
 from fedspa.core.randomness import generator
 from fedspa.core.records import Costs, times
 from fedspa.core.settings import TrainingSettings
@@ -51,96 +52,61 @@ class ClientSetup:
         return self.engine.space.shared
 
 
+@dataclass(kw_only=True, eq=False)
 class LocalClient:
     """One client in one round: implements the `Client` of a method with an engine."""
 
-    def __init__(
-        self,
-        setup: ClientSetup,
-        *,
-        id: int,
-        round: int,
-        first: bool,
-        weights: torch.Tensor,
-        state: ClientState,
-        method: str,
-        reads: Reads | None = None,
-    ) -> None:
-        """
-        Args:
-            round: from 0.
-            first: True if the client has not completed any update yet.
-            weights: the global weights [shared] that the client received.
-            state: the client's state, with its personal layers.
-            method: the name of the method, for messages.
-            reads: collects the values for `later`; None: each value is read at once.
-        """
-        self.id, self.round, self.first, self.weights = id, round, first, weights
-        self.costs = Costs()
-        """The FLOPs of all computations so far."""
-        self.waits = 0
-        """The number of times that the client has waited for values of the device."""
-        self.clock = Clock()
-        self._setup, self._state, self._method = setup, state, method
-        self._own: dict[str, torch.Tensor] = {name: state.tensor(name) for name in setup.own_layers.first}
+    setup: ClientSetup
+    id: int
+    round: int
+    """From 0."""
+    first: bool
+    """True if the client has not completed any update yet."""
+    weights: torch.Tensor
+    """The global weights [shared] that the client received."""
+    state: ClientState
+    """The client's state after its last update."""
+    method: str
+    """The name of the method, for messages."""
+    reads: Reads | None = None
+    """Collects the values for `later`; None: each value is read at once."""
+    costs: Costs = field(default_factory=Costs)
+    """The costs of all computations and messages so far."""
+    waits: int = 0
+    """The number of times that the client has waited for values of the device."""
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        setup, layers = self.setup, self.setup.own_layers.first
+        self.initial, self.space, self.training = setup.initial, setup.space, setup.training
+        self.target_counts = setup.target_counts
+        self.rows = torch.from_numpy(setup.client_rows[self.id])
+        self.title = f"client {self.id} in round {self.round + 1}"
+        self._own: dict[str, torch.Tensor] = {name: self.state.tensor(name) for name in layers}
         self._received = dict(self._own)
-        self._mask: torch.Tensor | None = None
+        self._unpacked: tuple[PackedMask | None, torch.Tensor | None] = None, None
         self._counts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._trainings: list[Trained] = []
-        self._reads = reads
         self._actions: list[tuple[Callable[[], list[torch.Tensor]], Callable[..., None]]] = []
-
-    @property
-    def initial(self) -> torch.Tensor:
-        return self._setup.initial
-
-    @property
-    def state(self) -> ClientState:
-        """The client's state after its last update."""
-        return self._state
-
-    @state.setter
-    def state(self, state: ClientState) -> None:
-        self._state, self._mask = state, None
 
     @property
     def mask(self) -> torch.Tensor:
         """The mask of the client's state: [total] zeros and ones in the dtype of the weights."""
-        if self._mask is None:
+        packed, mask = self._unpacked
+        if mask is None or packed is not self.state.mask:
             assert self.state.mask is not None
-            self._mask = self.state.mask.unpack(like=self.weights)
-        return self._mask
+            mask = self.state.mask.unpack(like=self.weights)
+            self._unpacked = self.state.mask, mask
+        return mask
 
     def has_mask(self, mask: torch.Tensor) -> bool:
         """True if this tensor is the mask of the client's state, which the server knows too."""
-        return mask is self._mask
-
-    @property
-    def space(self) -> ParameterSpace:
-        return self._setup.space
-
-    @property
-    def training(self) -> TrainingSettings:
-        return self._setup.training
-
-    @property
-    def target_counts(self) -> Sequence[int]:
-        return self._setup.target_counts
-
-    @property
-    def rows(self) -> torch.Tensor:
-        """int64 [n] on the CPU: the client's training rows."""
-        return torch.from_numpy(self._setup.client_rows[self.id])
+        return self._unpacked[1] is mask and self._unpacked[0] is self.state.mask
 
     @property
     def samples(self) -> int:
         """The samples of all trainings so far that did not diverge."""
         return sum(trained.samples for trained in self._trainings)
-
-    @property
-    def title(self) -> str:
-        """The client's name in messages."""
-        return f"client {self.id} in round {self.round + 1}"
 
     @property
     def loss(self) -> torch.Tensor:
@@ -159,12 +125,12 @@ class LocalClient:
             return replace(update, state=state)
         local = update.local
         if local is not None:
-            local = self._setup.own_layers.complete(local, self._own)
+            local = self.setup.own_layers.complete(local, self._own)
         return replace(update, state=state | self._own, local=local)
 
     def generator(self, purpose: str) -> torch.Generator:
         """The source of this client's random draws in this round, one for each purpose."""
-        return generator(self._setup.seed, purpose, self.round, self.id)
+        return generator(self.setup.seed, purpose, self.round, self.id)
 
     def train(
         self,
@@ -183,26 +149,32 @@ class LocalClient:
         further_passes: int = 0,
     ) -> Trained:
         """Train from `weights` [total]; see `Client.train`."""
-        anchor = proximal.anchor if proximal else None
-        self._check(train_weights=weights, train_mask=mask, train_anchor=anchor, train_correction=correction)
-        self._check(train_forward=forward)
-        if isinstance(trainable, torch.Tensor):
-            self._check(train_trainable=trainable)
+        self._check(
+            "train",
+            weights=weights,
+            mask=mask,
+            forward=forward,
+            anchor=proximal.anchor if proximal else None,
+            correction=correction,
+            trainable=trainable if isinstance(trainable, torch.Tensor) else None,
+        )
+        if proximal is None and self.training.proximal:
+            proximal = Proximal(weights, self.training.proximal)
         task = LocalTask(
             weights=weights,
-            rows=self._setup.public if public else self.rows,
+            rows=self.setup.public if public else self.rows,
             epochs=self.training.epochs if epochs is None else epochs,
             learning_rate=self.training.lr_at(self.round),
             generator=batches or self.generator("batches"),
             mask=mask,
             forward=forward,
-            proximal=proximal or self._default_proximal(weights),
+            proximal=proximal,
             correction=correction,
             others=others or {},
         )
         before = dict(self._own)
         trained = self._fit(task, trainable, personal)
-        network, samples = self._setup.network, trained.samples
+        network, samples = self.setup.network, trained.samples
 
         def costs(active: tuple[int, ...] | None, forward_active: tuple[int, ...] | None) -> Costs:
             return Costs(train_flops=network.training_flops(active, samples, forward_active, further_passes))
@@ -226,18 +198,14 @@ class LocalClient:
             learning_rate=self.training.lr_at(self.round),
             generator=self.generator("finetune"),
         )
-        return self._setup.own_layers.complete(self._fit(task).weights, self._own)
-
-    def _default_proximal(self, weights: torch.Tensor) -> Proximal | None:
-        strength = self.training.proximal
-        return Proximal(weights, strength) if strength else None
+        return self.setup.own_layers.complete(self._fit(task).weights, self._own)
 
     def _fit(self, task: LocalTask, trainable: Trainable = "all", personal: bool = False) -> Trained:
         """Train the shared layers of a task, and the personal layers of the client with them."""
-        layers = self._setup.own_layers
+        layers = self.setup.own_layers
         task = layers.whole_task(task, trainable, self._own, self._received, personal)
         with self.timed("train"):
-            trained = self._setup.engine.train(task)
+            trained = self.setup.engine.train(task)
         if not self._own:
             return trained
         shared, self._own[layers.name(personal)] = layers.cut(trained.weights)
@@ -245,8 +213,8 @@ class LocalClient:
 
     def gradient(self, weights: torch.Tensor, purpose: str) -> torch.Tensor:
         """The dense gradient of one mini-batch; see `Client.gradient`."""
-        self._check(gradient_weights=weights)
-        setup = self._setup
+        self._check("gradient", weights=weights)
+        setup = self.setup
         with self.timed("search"):
             whole = setup.own_layers.complete(weights, self._own)
             gradient = setup.engine.gradient(whole, self.rows, self.generator(purpose))[: len(weights)]
@@ -257,8 +225,8 @@ class LocalClient:
 
     def accuracy(self, weights: torch.Tensor, mask: torch.Tensor | None = None) -> float:
         """The accuracy on the client's training rows; see `Client.accuracy`."""
-        self._check(accuracy_weights=weights, accuracy_mask=mask)
-        setup, rows = self._setup, len(self.rows)
+        self._check("accuracy", weights=weights, mask=mask)
+        setup, rows = self.setup, len(self.rows)
         self._charge(
             lambda active: Costs(search_flops=times(setup.network.forward_flops(active), rows)), mask
         )
@@ -268,8 +236,8 @@ class LocalClient:
 
     def outputs(self, weights: torch.Tensor) -> torch.Tensor:
         """The network's outputs for the public rows; see `Client.outputs`."""
-        self._check(outputs_weights=weights)
-        setup, rows = self._setup, self._setup.public
+        self._check("outputs", weights=weights)
+        setup, rows = self.setup, self.setup.public
         self._charge(lambda: Costs(train_flops=times(setup.network.forward_flops(), len(rows))))
         with self.timed("train"):
             return setup.engine.outputs(setup.own_layers.complete(weights, self._own), rows)
@@ -305,10 +273,10 @@ class LocalClient:
 
     def later(self, values: Sequence[torch.Tensor], action: Callable[..., None]) -> None:
         """Call an action with values once they are known; see `Client.later`."""
-        if self._reads is None:
+        if self.reads is None:
             action(*values)
         else:
-            self._actions.append((self._reads.add(values), action))
+            self._actions.append((self.reads.add(values), action))
 
     def settle(self) -> None:
         """Run the actions of `later`, in the order of the calls. Raises the error of the first action that fails."""
@@ -319,12 +287,11 @@ class LocalClient:
         """Count the seconds of a block for a phase of the round."""
         return self.clock(phase)
 
-    def _check(self, **vectors: torch.Tensor | None) -> None:
-        """Raise `UserError` unless the arguments of a call, named `<call>_<argument>`, are like the weights."""
+    def _check(self, call: str, **vectors: torch.Tensor | None) -> None:
+        """Raise `UserError` unless the arguments of a call are like the weights."""
         for name, vector in vectors.items():
             if vector is not None:
-                call, _, argument = name.partition("_")
-                check_vector(self._method, f"client.{call}({argument}=)", vector, self.weights)
+                check_vector(self.method, f"client.{call}({name}=)", vector, self.weights)
 
     def _charge(self, costs: Callable[..., Costs], *masks: torch.Tensor | None) -> None:
         """Add `costs`, called with the active parameters under each mask as a tuple; None for a mask that is None."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -12,7 +12,6 @@ import torch
 from fedspa.core.client import ClientUpdate, Diverged, Initial, Mixture
 from fedspa.core.client_state import ClientState
 from fedspa.core.packed_mask import PackedMask
-from fedspa.core.records import Costs
 from fedspa.core.server import ServerState
 from fedspa.core.settings import FaultSettings
 from fedspa.core.transfers import Reads
@@ -22,7 +21,6 @@ from fedspa.federated.client import ClientSetup, LocalClient
 from fedspa.federated.evaluation import Evaluator, PredictionBatch, Scores, predict_all, scored
 from fedspa.federated.faults import Fault
 from fedspa.federated.jobs import (
-    OPTIONAL,
     CompletedUpdate,
     FailedUpdate,
     FineTuneJob,
@@ -34,8 +32,8 @@ from fedspa.federated.messages import Messages
 from fedspa.methods.base import Method
 from fedspa.methods.checking import check_state, check_update, checked_personal, title
 
-Steps: TypeAlias = Generator[None, None, Any]
-"""A job in two steps: it queues its work, yields, and continues after the other jobs have queued theirs."""
+Steps: TypeAlias = Iterator[Any]
+"""A job yields its result last. It may yield None before: its work is queued, and other jobs queue theirs then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +45,8 @@ class ClientRunner:
     messages: Messages
     evaluators: Sequence[Evaluator]
     faults: FaultSettings = field(default_factory=FaultSettings)
-    wanted: Collection[str] = OPTIONAL
-    """The optional vectors of an update that the run uses. The others do not travel between processes."""
+    unused: Sequence[str] = ()
+    """The vectors of an update that the run does not use: mask or local. They do not travel between processes."""
 
     def first_state(self, client: int, initial: Initial) -> ClientState:
         """The state of a new client. Clients with equal states share the same objects."""
@@ -71,16 +69,17 @@ class ClientRunner:
         The first job to finish waits for the device, and reads the values of all jobs. All results then are in memory.
         """
         reads = Reads()
-        begun = [partial(_begin, self._steps(job, server, reads)) for job in jobs]
-        for finish in self.setup.engine.in_lanes(begun):
-            yield finish()
+        steps = [self._steps(job, server, reads) for job in jobs]
+        begun = self.setup.engine.in_lanes([partial(next, each) for each in steps])
+        for each, result in zip(steps, begun, strict=True):
+            yield next(each) if result is None else result
 
     def _steps(self, job: Job, server: ServerState, reads: Reads) -> Steps:
         match job:
             case UpdateJob():
-                return (yield from self._update(job, server, reads))
+                return self._update(job, server, reads)
             case FineTuneJob():
-                return (yield from self._finetune(job, server.weights, reads))
+                return self._finetune(job, server.weights, reads)
             case PredictionBatch():
                 return self._predict(job, server.weights)
 
@@ -92,56 +91,66 @@ class ClientRunner:
         sent = server if job.message is None else job.message
         client = self._client(job.round, job.client, job.first, sent.weights, job.state, reads)
         try:
-            return (yield from self._completed(job, client, sent, reads))
+            yield from self._completed(job, client, sent, reads)
         except UpdateFailed as error:
-            return FailedUpdate(error.reason, str(error), error.costs, client.clock.seconds)
+            yield FailedUpdate(error.reason, str(error), client.costs, client.clock.seconds)
+        except Diverged as error:  # the client notices it, and sends nothing
+            detail = f"The training of {client.title} diverged: its {error}."
+            costs = replace(client.costs, search_flops=0)
+            yield FailedUpdate(Fault.DIVERGED, detail, costs, client.clock.seconds)
 
     def _completed(self, job: UpdateJob, client: LocalClient, server: ServerState, reads: Reads) -> Steps:
-        """The client's side of a round: receive, start if new, update, send. Raises `UpdateFailed`."""
-        method, costs = self.method, Costs()
+        """The client's side of a round. Raises `UpdateFailed` or `Diverged`."""
+        method, setup = self.method, self.setup
+
+        # 1. Receive the server's state.
         if method.sends:
             dense = method.receives_dense(client.round)
-            server, costs = self.messages.down(client, server, dense, method.sends_weights)
+            server = self.messages.down(client, server, dense, method.sends_weights)
             client.weights = server.weights
         known = client.state.mask
         if job.fault is Fault.DROPOUT:
-            raise UpdateFailed(job.fault, f"No answer from {client.title}.", costs)
-        try:
-            if job.prepares:
-                update = method.client_prepare(client, server)
-            else:
-                if client.first:
-                    client.state = check_state(method, method.client_start(client, server), server.weights)
-                update = method.client_update(client, server)
-            check_update(method, update, server.weights, job.prepares)
-            update = client.with_own_layers(update)
-            if update.mask is not None:
-                client.count_later(update.mask)
-            loss, at_rest = reads.add([client.loss]), _with_masks_read(update, reads)
-            facts, predicted = reads.add(self._facts(update)), reads.add(self._predicted(client, update))
-            yield
-            with client.timed("train"):
-                client.settle()
-        except Diverged as error:  # the client notices it, and sends nothing
-            costs += Costs(train_flops=client.costs.train_flops)
-            detail = f"The training of {client.title} diverged: its {error}."
-            raise UpdateFailed(Fault.DIVERGED, detail, costs) from error
+            raise UpdateFailed(job.fault, f"No answer from {client.title}.")
+
+        # 2. Let the method update the client.
+        if job.prepares:
+            update = method.client_prepare(client, server)
+        else:
+            if client.first:
+                client.state = check_state(method, method.client_start(client, server), server.weights)
+            update = method.client_update(client, server)
+        check_update(method, update, server.weights, job.prepares)
+        update = client.with_own_layers(update)
+
+        # 3. Queue all that must be known of the update, and let other clients queue their work.
+        if update.mask is not None:
+            client.count_later(update.mask)
+        loss, at_rest = reads.add([client.loss]), _with_masks_read(update, reads)
+        facts, predicted = reads.add(self._facts(update)), reads.add(self._predicted(client, update))
+        yield
+        with client.timed("train"):
+            client.settle()
+        client.costs = computed_costs(
+            setup.network, client.costs, setup.training.batch_size, method.uses_mask
+        )
+
+        # 4. Send the update. The server checks it.
         update = at_rest()
-        batch = self.setup.training.batch_size
-        costs += computed_costs(self.setup.network, client.costs, batch, method.uses_mask)
-        arrived, costs = self.messages.up(client, update, known, job.fault, costs)
+        arrived = self.messages.up(client, update, known, job.fault)
         known_facts = facts() if arrived is update else self._facts(arrived)  # the wire may have rounded it
-        arrived, clipped_from = self._accepted(client, arrived, known_facts, costs)
+        arrived, clipped_from = self._accepted(client, arrived, known_facts)
+
+        # 5. Test the local model.
         scores: Scores = {}
         if predicted():
             with client.timed("evaluate"):
                 scores = scored(self.evaluators, predicted(), [client.id])
-        unwanted: dict[str, Any] = {name: None for name in OPTIONAL if name not in self.wanted}
-        return CompletedUpdate(
-            replace(arrived, **unwanted),
+        unused: dict[str, Any] = dict.fromkeys(self.unused)
+        yield CompletedUpdate(
+            replace(arrived, **unused),
             loss()[0],
             client.samples,
-            costs,
+            client.costs,
             client.clock.seconds,
             scores,
             clipped_from,
@@ -169,7 +178,7 @@ class ClientRunner:
             return predict_all(self.evaluators, self.setup.engine, update.local, [client.id])
 
     def _accepted(
-        self, client: LocalClient, update: ClientUpdate, facts: Sequence[torch.Tensor], costs: Costs
+        self, client: LocalClient, update: ClientUpdate, facts: Sequence[torch.Tensor]
     ) -> tuple[ClientUpdate, float | None]:
         """The update, and its norm before it was clipped; None if it was not clipped.
 
@@ -178,12 +187,12 @@ class ClientRunner:
         is_finite, norm, bound = bool(facts[0]), float(facts[1]), self.faults.norm_bound
         if not is_finite:
             detail = f"The training of {client.title} diverged: its update is not finite."
-            raise UpdateFailed(Fault.DIVERGED, detail, costs)
+            raise UpdateFailed(Fault.DIVERGED, detail)
         if update.update is None or bound is None or norm <= bound:
             return update, None
         if self.faults.norm_action == "reject":
             detail = f"The update of {client.title} has norm {norm:.6g}, more than faults.norm_bound={bound}."
-            raise UpdateFailed(Fault.NORM_BOUND, detail, costs)
+            raise UpdateFailed(Fault.NORM_BOUND, detail)
         return replace(update, update=update.update * (bound / norm)), norm
 
     def _finetune(self, job: FineTuneJob, weights: torch.Tensor, reads: Reads) -> Steps:
@@ -192,22 +201,22 @@ class ClientRunner:
         model = client.finetune(job.epochs)
         read = reads.add(predict_all(self.evaluators, self.setup.engine, model, [job.client]))
         yield
-        return scored(self.evaluators, read(), [job.client])
+        yield scored(self.evaluators, read(), [job.client])
 
-    def _predict(self, job: PredictionBatch, weights: torch.Tensor) -> torch.Tensor:
+    def _predict(self, job: PredictionBatch, weights: torch.Tensor) -> Steps:
         """The predictions of the job's model, made from the global weights [total]."""
         state, evaluator = job.model.state.to(weights.device), self.evaluators[job.evaluator]
         model: torch.Tensor | Mixture = self.setup.own_layers.complete(weights, state)
         if job.model.kind == "personal":
             personal = checked_personal(self.method, self.method.personal(weights, state), weights)
             model = self.setup.own_layers.complete_personal(personal, state)
-        return evaluator.predict(self.setup.engine, model, job.rows)
+        yield evaluator.predict(self.setup.engine, model, job.rows)
 
     def _client(
         self, round: int, client: int, first: bool, weights: torch.Tensor, state: ClientState, reads: Reads
     ) -> LocalClient:
         return LocalClient(
-            self.setup,
+            setup=self.setup,
             id=client,
             round=round,
             first=first,
@@ -216,26 +225,6 @@ class ClientRunner:
             method=title(self.method),
             reads=reads if self.setup.engine.lanes else None,
         )
-
-
-def _begin(steps: Steps) -> Callable[[], Any]:
-    """Take the first step of a job. The returned function takes the second step, if any, and returns the result."""
-
-    def advance() -> StopIteration | None:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end
-        return None
-
-    ended = advance()
-
-    def finish() -> Any:
-        end = ended or advance()
-        assert end is not None
-        return end.value
-
-    return finish
 
 
 def _with_masks_read(update: ClientUpdate, reads: Reads) -> Callable[[], ClientUpdate]:

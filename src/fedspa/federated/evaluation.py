@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ import torch
 from fedspa.core.client import Mixture
 from fedspa.core.client_state import ClientState
 from fedspa.core.records import Spread
+from fedspa.core.transfers import read_together
 from fedspa.data.examples import Examples
 from fedspa.federated.scores import ClientScores, Kept
 from fedspa.metrics.base import Metric
@@ -89,24 +90,28 @@ class Evaluator:
         return engine.predict(model, self._examples, torch.from_numpy(rows), self._batch_size)
 
     def score(self, predictions: Iterable[tuple[Sequence[int], torch.Tensor]]) -> Scores:
-        """The scores of the clients of each model, from its predictions for all their `batches`.
-
-        They are computed on the CPU, because they are many small operations. All predictions are copied there at once.
-        """
+        """The scores of the clients of each model, from its predictions for all their `batches`, on the CPU."""
         models, answers = zip(*predictions, strict=True)
-        on_cpu = torch.cat(answers).cpu().split([len(answer) for answer in answers])
-        predicted, targets = [], []
-        for clients, answer in zip(models, on_cpu, strict=True):
-            union = self.union(clients)
-            for client in clients:
-                rows = self._rows[client]
-                predicted.append(answer[torch.from_numpy(np.searchsorted(union, rows))])
-                targets.append(self._examples.targets_of(torch.from_numpy(rows)))
-        missing = math.nan if self._examples.of_numbers else -1
-        padded_targets = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=missing)
-        padded = torch.nn.utils.rnn.pad_sequence(predicted, batch_first=True)
+        rows = [[self._rows[client] for client in clients] for clients in models]
+        firsts = accumulate(map(len, answers), initial=0)
+        places = [
+            first + np.searchsorted(self.union(clients), np.concatenate(of_model))
+            for first, clients, of_model in zip(firsts, models, rows, strict=False)
+        ]
+        flat = [each for of_model in rows for each in of_model]
+        lengths = torch.tensor([len(each) for each in flat])
+        there = torch.arange(int(lengths.max())) < lengths[:, None]  # [clients, n]; the rest is padding
+
+        def padded(values: torch.Tensor, padding: float) -> torch.Tensor:
+            result = values.new_full((*there.shape, *values.shape[1:]), padding)
+            result[there] = values
+            return result
+
+        predicted = padded(torch.cat(answers)[torch.from_numpy(np.concatenate(places))], 0)
+        targets = self._examples.targets_of(torch.from_numpy(np.concatenate(flat)))
+        targets = padded(targets, math.nan if self.of_numbers else -1)
         return {
-            name: metric(padded, padded_targets, self._classes).double().numpy()
+            name: metric(predicted, targets, self._classes).double().numpy()
             for name, metric in self.metrics.items()
         }
 
@@ -149,7 +154,7 @@ def score_models(
         for number, evaluator in enumerate(evaluators)
     ]
     jobs = [PredictionBatch(model, number, rows) for model, _, number, batches in tests for rows in batches]
-    answers = iter(run(jobs))
+    answers = iter(read_together(list(run(jobs))))
     predictions: dict[tuple[str, int], list[tuple[Sequence[int], torch.Tensor]]] = {}
     for model, clients, number, batches in tests:
         predicted = torch.cat(list(islice(answers, len(batches))))

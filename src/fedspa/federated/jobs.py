@@ -45,9 +45,6 @@ class FineTuneJob:
     """The client's personal layers."""
 
 
-OPTIONAL = ("mask", "local")
-"""The vectors of an update that some runs do not use."""
-
 Job: TypeAlias = UpdateJob | FineTuneJob | PredictionBatch
 """The work that needs the network, the data and the global weights."""
 
@@ -84,7 +81,6 @@ class FailedUpdate:
 class UpdateFailed(Exception):
     """Raised if an update does not reach the server, or the server refuses it. The message says why."""
 
-    def __init__(self, reason: Fault, detail: str, costs: Costs) -> None:
-        """`costs`: the costs of the failed update."""
+    def __init__(self, reason: Fault, detail: str) -> None:
         super().__init__(detail)
-        self.reason, self.costs = reason, costs
+        self.reason = reason

@@ -14,7 +14,6 @@ from fedspa.core.records import Costs, RoundRecord
 from fedspa.core.settings import EvalSettings, FederationSettings
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.evaluation import spreads
-from fedspa.federated.events import RoundEvents
 from fedspa.federated.executor import Executor
 from fedspa.federated.faults import FaultModel
 from fedspa.federated.jobs import CompletedUpdate, FailedUpdate, UpdateJob
@@ -40,8 +39,9 @@ class FederatedLoop:
         federation: FederationSettings,
         evaluation: EvalSettings,
         initial: Initial,
-        on_update: OnUpdate = lambda job, weights, result: None,
+        on_update: OnUpdate | None = None,
         state_memory: float = float("inf"),
+        save_local: bool = False,
     ) -> None:
         """
         Args:
@@ -49,6 +49,7 @@ class FederatedLoop:
             initial: the start of the federation.
             on_update: called for every completed update, in client order.
             state_memory: the bytes of clients' states that stay in memory. The others go to a file.
+            save_local: True to keep each client's local model, as `save.local`.
         """
         self._runner, self._executor, self._on_update = runner, executor, on_update
         self._setup, self._method = runner.setup, runner.method
@@ -59,7 +60,7 @@ class FederatedLoop:
         tested = sample_tested(self._setup.seed, federation.clients, evaluation.clients)
         self.tests = ModelTests(runner, executor, tested)
         self._faults = FaultModel(runner.faults, self._setup.seed, samples=self._samples)
-        self.state = FederationState.start(runner, initial, state_memory)
+        self.state = FederationState.start(runner, initial, state_memory, save_local)
 
     def rounds(self) -> Iterator[RoundRecord]:
         """Run the remaining rounds, one for each item taken."""
@@ -91,20 +92,21 @@ class FederatedLoop:
 
         # 2. Each of them receives the weights, trains, and sends its update; the server adds it.
         aggregator = self._server.aggregator()
-        events = RoundEvents(self._runner.faults, self._setup.training, state.events, len(jobs))
-        tally = RoundTally(self._setup, events, clock, prepared)
+        tally = RoundTally(self._setup, self._runner.faults, clock, prepared, state.events)
         for job, result in zip(jobs, self._executor.run(jobs, state.server), strict=True):
             tally.add(job, result)
             if isinstance(result, FailedUpdate):
                 continue
-            self._on_update(job, state.weights, result)
+            if self._on_update is not None:
+                self._on_update(job, state.weights, result)
             with clock("aggregate"):
                 aggregator.add(result.update, self._server.weight(job.client))
             state.remember(job.client, result.update)
+        tally.finish(t)
 
         # 3. The server updates its weights.
         with clock("aggregate"):
-            state.server = self._server.update(state.server, aggregator, round=t + 1)
+            state.server = self._server.step(state.server, aggregator, round=t + 1)
         state.round = t + 1
 
         # 4. Evaluate: local models were tested by the jobs above, the others are tested here.
@@ -117,7 +119,7 @@ class FederatedLoop:
         # 5. Record.
         state.costs += tally.costs
         state.dense_costs += tally.dense_costs
-        state.events = events.totals
+        state.events = tally.event_totals
         return state, RoundRecord(
             round=state.round,
             participants=tuple(participants),
@@ -132,8 +134,8 @@ class FederatedLoop:
             else {},
             extras={**self._method.describe(t), **state.explored()},
             seconds=clock.seconds,
-            events=tuple(events.events),
-            total_events=events.totals,
+            events=tuple(tally.events),
+            total_events=state.events,
         )
 
     def _prepare(self, state: FederationState, clock: Clock) -> Costs:
@@ -149,7 +151,7 @@ class FederatedLoop:
             clock.add(result.seconds)
             costs += result.costs
             aggregator.add(result.update, self._server.weight(job.client))
-        state.server = self._server.prepare(state.server, aggregator)
+        state.server = self._server.step(state.server, aggregator, round=0)
         return costs
 
     def _samples(self, client: int) -> int:

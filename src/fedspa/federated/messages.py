@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedspa.communication.link import Link
-from fedspa.communication.wire import WireError
+from fedspa.communication.wire import Envelope, WireError
 from fedspa.core.client import ClientUpdate
 from fedspa.core.client_state import MASK
 from fedspa.core.packed_mask import PackedMask
@@ -35,8 +35,8 @@ class Messages:
 
     def down(
         self, client: LocalClient, server: ServerState, dense: bool = False, weights: bool = True
-    ) -> tuple[ServerState, Costs]:
-        """The server's state as the client receives it, and the costs of the message.
+    ) -> ServerState:
+        """The server's state as the client receives it. The client is charged for the message.
 
         The weights travel under the mask that both sides know, or under the server's mask, which the client then uses.
         `dense`: all weights travel, for any mask. `weights`: False if only further tensors travel.
@@ -64,47 +64,41 @@ class Messages:
             masks = self.network.mask_bytes(active)
             costs = replace(costs, mask_bytes=masks) * server.neighbours
             encoded = (encoded + masks) * server.neighbours if encoded else 0
-        return received, replace(costs, encoded_bytes=encoded)
+        client.costs += replace(costs, encoded_bytes=encoded)
+        return received
 
     def up(
-        self,
-        client: LocalClient,
-        update: ClientUpdate,
-        known: PackedMask | None,
-        fault: Fault | None,
-        costs: Costs,
-    ) -> tuple[ClientUpdate, Costs]:
-        """The update as the server reads it, and `costs` plus those of the message.
+        self, client: LocalClient, update: ClientUpdate, known: PackedMask | None, fault: Fault | None
+    ) -> ClientUpdate:
+        """The update as the server reads it. The client is charged for the message.
 
         Args:
             known: the mask that both sides knew before; None for a dense model.
             fault: a simulated fault of the message.
-            costs: the costs of the update so far.
 
         Raises `UpdateFailed` if the message does not arrive, comes too late, or cannot be read.
         """
         if update.update is None and not update.tensors:
-            return update, costs
-        costs += self._up_costs(client, update, known)
+            return update
+        client.costs += self._up_costs(client, update, known)
         if self.link is not None:
-            encoded = self.link.encode_update(update, known, round=client.round, client=client.id)
-            costs += Costs(encoded_bytes=encoded.length)
+            envelope = Envelope("update", client.round, client.id)
+            messages = self.link.encode_update(update, known, envelope)
+            client.costs += Costs(encoded_bytes=sum(map(len, messages)))
             if fault is Fault.CORRUPT:
                 source = numpy_generator(self.seed, "faults/flips", client.round, client.id)
-                if encoded.data:
-                    encoded = encoded._replace(data=damage(encoded.data, source))
-                else:
-                    encoded = encoded._replace(further=damage(encoded.further, source))
+                damaged = 0 if messages[0] else 1
+                messages[damaged] = damage(messages[damaged], source)
             try:
-                update = self.link.decode_update(encoded, update)
+                update = self.link.decode_update(messages, update, known, envelope)
             except WireError as error:
                 detail = f"The update of {client.title} was refused: {error}"
-                raise UpdateFailed(Fault.CORRUPT, detail, costs) from error
+                raise UpdateFailed(Fault.CORRUPT, detail) from error
         if fault is Fault.LATE:
-            raise UpdateFailed(fault, f"The update of {client.title} came after the deadline.", costs)
+            raise UpdateFailed(fault, f"The update of {client.title} came after the deadline.")
         if fault is Fault.LOST:
-            raise UpdateFailed(fault, f"The update of {client.title} never arrived.", costs)
-        return update, costs
+            raise UpdateFailed(fault, f"The update of {client.title} never arrived.")
+        return update
 
     def _up_costs(self, client: LocalClient, update: ClientUpdate, known: PackedMask | None) -> Costs:
         """The costs of the update's message. A mask travels if it changed, or if only the client knows it."""

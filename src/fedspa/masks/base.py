@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from fedspa.core.client import Client, Trained
 from fedspa.core.client_state import MASK, ClientState, Item
-from fedspa.core.errors import check_choice
+from fedspa.core.errors import UserError, check_choice
 from fedspa.core.packed_mask import PackedMask
 from fedspa.masks.checking import check_mask, refusal
 from fedspa.masks.search_input import SearchInput
@@ -47,6 +47,9 @@ class MaskSearcher(Fitted, ABC):
     """The name in the config. An object made in Python gets the name of its class."""
     initial: str = "same"
     """same: all clients start from one random mask; different: each client starts from its own."""
+
+    cuts_channels: ClassVar[bool] = False
+    """True if masks cut out whole channels. The network's parameter space then has its channels."""
 
     def __post_init__(self) -> None:
         check_choice("mask.initial", self.initial, ("same", "different"))
@@ -126,6 +129,21 @@ class MaskSearcher(Fitted, ABC):
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         """The next mask [trained], zeros and ones in the dtype of `search.mask`; `search.mask` itself for no change."""
 
+    def random_mask(self, space: ParameterSpace, source: torch.Generator) -> torch.Tensor:
+        """A random first mask: float32 [total] on the CPU. It is called unless `searches_first`.
+
+        Raises `UserError` if the plan has no count of each tensor for it.
+        """
+        from fedspa.masks.select import random_mask
+
+        counts = self.counts(-1)
+        if not isinstance(counts, Sequence):
+            raise UserError(
+                f"{self._title} has no count of each tensor for the first masks, which are drawn at random: "
+                "counts(-1) must say them."
+            )
+        return random_mask(space, (*counts, *space.running.sizes), source)
+
     def first_mask(self, search: SearchInput) -> torch.Tensor:
         """The first mask [trained] of a client. It is called if `searches_first`."""
         return search.mask
@@ -136,6 +154,10 @@ class MaskSearcher(Fitted, ABC):
         They are keyed by name (not "mask"), and the next search gets them as `memory`.
         """
         return {}
+
+    def gradient_weights(self, client: Client, trained: torch.Tensor) -> torch.Tensor:
+        """The weights [total] of the gradient for a search after training that ended in `trained` [total]."""
+        return trained
 
     def start(self, weights: torch.Tensor, mask: torch.Tensor, memory: Mapping[str, Item]) -> torch.Tensor:
         """The weights [total] that a client's training starts from.
@@ -182,7 +204,7 @@ class MaskSearcher(Fitted, ABC):
             return client.state
         gradient = None
         if self.needs_gradient and self.exchanging(client.round):
-            gradient = client.gradient(trained.weights, "mask_search")
+            gradient = client.gradient(self.gradient_weights(client, trained.weights), "mask_search")
         with client.timed("search"):
             search = self._search(client, start, trained.weights, gradient, "regrow")
             return self._state(client, search, self._found(client, search))
@@ -219,7 +241,7 @@ class MaskSearcher(Fitted, ABC):
         planned counts, if it changed although the searcher does not search, or if the searcher wrote into its
         input.
         """
-        title = f"mask={self.name} ({type(self).__module__}.{type(self).__qualname__})"
+        title = self._title
         given = search.mask, search.weights
         versions = [tensor._version for tensor in given]  # torch counts the writes into a tensor
         mask = self.first_mask(search) if first else self.next_mask(search)
@@ -229,6 +251,11 @@ class MaskSearcher(Fitted, ABC):
             may_change = first or (self.searches and self.searching(search.round))
             check_mask(client, title, search, mask, self.counts(search.round), may_change=may_change)
         return mask
+
+    @property
+    def _title(self) -> str:
+        """The searcher's name in messages."""
+        return f"mask={self.name} ({type(self).__module__}.{type(self).__qualname__})"
 
     def _state(self, client: Client, search: SearchInput, mask: torch.Tensor) -> ClientState:
         """The client's state with a mask [trained] from a search."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -31,12 +32,14 @@ class DST(DynamicSearcher):
     regrow: str = "gradient"
     """The inactive coordinates to regrow: those of largest gradient, or random ones."""
 
+    REGROW: ClassVar[tuple[str, ...]] = ("gradient", "random")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("mask.alpha0", self.alpha0, low=0, high=1)
         check_range("mask.anneal_rounds", self.anneal_rounds, low=1)
         check_choice("mask.anneal_divisor", self.anneal_divisor, ("rounds_minus_one", "rounds"))
-        check_choice("mask.regrow", self.regrow, ("gradient", "random"))
+        check_choice("mask.regrow", self.regrow, self.REGROW)
 
     @property
     def needs_gradient(self) -> bool:

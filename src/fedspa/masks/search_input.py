@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fedspa.core.client_state import Item
-from fedspa.core.transfers import sent
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +48,6 @@ class SearchInput:
 
 def random_scores(search: SearchInput) -> torch.Tensor:
     """A random score in [0, 1) for each parameter: [trained], in the dtype and on the device of the weights."""
-    import torch
+    from fedspa.core.randomness import uniform
 
-    draws = torch.rand(search.space.total, generator=search.generator)
-    return sent(draws, search.weights.device, search.weights.dtype)
+    return uniform(search.space.total, search.generator, search.weights)

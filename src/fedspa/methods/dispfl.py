@@ -41,6 +41,11 @@ class DisPFL(MaskedMethod):
             raise UserError(
                 f"method={self.name} starts from random masks: use mask=dst or another such searcher."
             )
+        if searcher.receives_dense(0):
+            raise UserError(
+                f"method={self.name} has no server with dense weights, which mask.regrow=gradient of "
+                f"mask={searcher.name} needs: use mask.regrow=rolling or random."
+            )
 
     def check_clients(self, clients: int) -> None:
         if self.neighbours >= clients:

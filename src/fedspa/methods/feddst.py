@@ -51,6 +51,10 @@ class FedDST(MaskedMethod):
             raise UserError(
                 f"method={self.name} starts from one random mask for all clients: use mask=dst and mask.initial=same."
             )
+        if searcher.cuts_channels:
+            raise UserError(
+                f"method={self.name} chooses weights one by one, and mask={searcher.name} whole channels: use mask=dst."
+            )
 
     def searching(self, round: int) -> bool:
         return round % self.every == 0 and self.searcher.searching(round)

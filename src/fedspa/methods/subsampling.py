@@ -12,8 +12,8 @@ import torch
 
 from fedspa.core.client import Client, ClientUpdate
 from fedspa.core.errors import check_range
+from fedspa.core.randomness import uniform
 from fedspa.core.server import ServerState
-from fedspa.core.transfers import sent
 from fedspa.masks.select import smallest
 from fedspa.methods.base import Method
 
@@ -49,7 +49,7 @@ class Subsampling(Method):
         Running statistics are sent whole. A part of them would give wrong averages, or negative variances.
         """
         trained = client.space.trained
-        draws = torch.rand(trained, generator=client.generator("uplink_mask"))
+        draws = uniform(trained, client.generator("uplink_mask"), like=client.weights)
         kept = smallest(draws, round(self.keep_rate * trained))
-        statistics = torch.ones(client.space.total - trained, dtype=torch.bool)
-        return sent(torch.cat([kept, statistics]), client.weights.device, client.weights.dtype)
+        statistics = kept.new_ones(client.space.total - trained)
+        return torch.cat([kept, statistics]).to(client.weights.dtype)

@@ -146,7 +146,8 @@ class CostReport:
     def _encoded(self, travels: Costs, further: tuple[int, int], messages: int) -> int:
         """The bytes of the encoded messages: `messages` of them have weights, others have further values."""
         weights = replace(travels, up_bytes=travels.up_bytes - VALUE_BYTES * sum(further))
-        encoded = update_bytes(weights, len(self.active), self.wire, self.network.statistics, messages)
+        pieces = len(self.space.shared.mask_sizes)
+        encoded = update_bytes(weights, pieces, self.wire, self.network.statistics, messages)
         return encoded + sum(map(message_bytes, further))
 
     @property
@@ -228,7 +229,7 @@ class CostReport:
                 "what it saves later on is only known in a run."
             )
         mask = self.plan.mask
-        if mask is not None and not mask.keeps_tensors:
+        if mask is not None and not isinstance(mask.counts(0), Sequence):
             notes.append(
                 f"mask={mask.name} finds out in the run how many parameters of each tensor are active: FLOPs and mask "
                 "bytes are upper bounds; a run adds up those of its true masks."

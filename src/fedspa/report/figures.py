@@ -15,7 +15,18 @@ from fedspa.report import masks
 from fedspa.report.labels import listed, slug
 from fedspa.report.study import Row, Setting, Study
 from fedspa.report.tables import CURVES, metric_text, traffic_unit
-from fedspa.tracking.drawing import BLUE, FAINT, INK, OCHRE, SERIES, new_figure, set_title, shades, spread_out
+from fedspa.tracking.drawing import (
+    BLUE,
+    FAINT,
+    INK,
+    OCHRE,
+    SERIES,
+    new_figure,
+    row_ticks,
+    set_title,
+    shades,
+    spread_out,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -158,7 +169,7 @@ def client_accuracies(study: Study, setting: Setting) -> Picture | None:
 
     size, xlabel = (2.7, 0.9 + 0.42 * len(rows)), metric_text(study, setting)
     figure = _by_kind(study, setting, kinds, rows, draw, xlabel=xlabel, size=size, a_line=len(kinds))
-    _row_ticks(figure.axes[0], [row.label for row in rows])
+    row_ticks(figure.axes[0], [row.label for row in rows])
     caption = (
         f"Each dot is one client in one seed at the end of the run, on its own test set, a panel for each of the "
         f"{listed(kinds)} models. Ring: median; thick line: middle half; thin line: 10th to 90th percentile."
@@ -222,7 +233,7 @@ def layer_densities(study: Study, setting: Setting) -> Picture | None:
             axes.plot(densities.mean(), height, marker, color=color, markersize=4.5)
     axes.set_xlim(0, 1.02)
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
-    _row_ticks(axes, layers)
+    row_ticks(axes, layers)
     subtitle = f"{setting.label}: share of active weights by layer, mean over clients"
     set_title(axes, "Density of the masks", subtitle)
     _legend(figure, study, list(shares))
@@ -282,12 +293,6 @@ def _legend(figure: Figure, study: Study, rows: Sequence[Row]) -> None:
             handles.append(Line2D([], [], **style, label=row.label))
     look: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "labelcolor": INK, "handlelength": 3}
     figure.legend(handles=handles, loc="outside lower left", ncols=PANELS_A_LINE, **look)
-
-
-def _row_ticks(axes: Axes, labels: list[str]) -> None:
-    """A label a row, the first on top."""
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
 
 
 def _correlations(overlaps: list[masks.Overlap]) -> str:

@@ -27,8 +27,6 @@ from fedspa.federated.client import ClientSetup
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.evaluation import Evaluator
 from fedspa.federated.executor import Executor, InProcess
-from fedspa.federated.jobs import OPTIONAL, CompletedUpdate, UpdateJob
-from fedspa.federated.local_models import LocalModels
 from fedspa.federated.loop import FederatedLoop
 from fedspa.federated.messages import Messages
 from fedspa.federated.own_layers import OwnLayers
@@ -45,6 +43,7 @@ from fedspa.runs.ranks import Ranks
 from fedspa.runs.workers import Workers, can_fork
 from fedspa.runs.workload import workload
 from fedspa.training.eager import EagerEngine
+from fedspa.training.narrow import NarrowEngine
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,6 @@ class Federation:
     space: ParameterSpace
     data: Data
     rows: ClientRows
-    local_models: LocalModels | None
-    """With `save.local`: each trained client's weights after its last update."""
     curves: TheoremCurves | None
     """With `theory.every`: the recorded rounds for the curves of Theorem 1."""
 
@@ -74,7 +71,7 @@ class Federation:
             part.load_state_dict(state[name])
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
-        named = {"loop": self.loop, "local_models": self.local_models, "curves": self.curves}
+        named = {"loop": self.loop, "curves": self.curves}
         return ((name, part) for name, part in named.items() if part)
 
 
@@ -116,7 +113,9 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
 
     place = (fabric.device, plan.hardware.dtype)
     train_examples = source.examples(data.train, *place, augmented=True)
-    eager = EagerEngine(fabric, network, settings.training, train_examples, plan.method.training_module)
+    parts = fabric, network, settings.training, train_examples, plan.method.training_module
+    narrow = plan.mask is not None and plan.mask.cuts_channels and settings.sparsity
+    eager = NarrowEngine(*parts, widths=plan.mask.widths) if narrow else EagerEngine(*parts)
     most_tested = int(row_counts(rows.test).max())
     engine = plan.engine.build(eager, workload(plan, row_counts(rows.train), most_tested))
     space, whole = engine.space.shared, engine.weights
@@ -125,6 +124,8 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     initial_mask: Callable[[int], PackedMask] = lambda client: full_mask  # noqa: E731
     if active and not plan.mask.searches_first:
         initial_mask = InitialMasks.of(plan.mask, space, settings.seed)
+        if fabric.device.type != "cpu":  # which would wait for one client's mask after another
+            initial_mask.draw_ahead(settings.federation.clients)
         check_flow(plan, eager, initial_mask(0), torch.from_numpy(rows.train[0][:SEEN]))
     public = (len(rows.public), source.outputs)
     initial = Initial(whole[: space.total].clone(), initial_mask, full_mask, public)
@@ -137,19 +138,12 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     if source.val_fraction:
         evaluators.append(evaluator(train_examples, rows.val, VALIDATION))
 
-    local_models = LocalModels() if settings.save.local else None
     curves = None
     if settings.theory.every:
         # A personal model is the start of its client's next training.
         curves = TheoremCurves(settings.theory.every, plan.method.personal)
-
-    def on_update(job: UpdateJob, weights: torch.Tensor, result: CompletedUpdate) -> None:
-        for keeper in (local_models, curves):
-            if keeper:
-                keeper.remember(job, weights, result)
-
     mask = plan.method.normaliser == "holders" or bool(curves and plan.mask.searches_first)
-    wanted = {"mask": mask, "local": bool(local_models or curves)}
+    used = {"mask": mask, "local": bool(settings.save.local or curves)}
     link = Link(space, settings.federation.wire, settings.seed) if settings.federation.wire else None
     setup = ClientSetup(
         seed=settings.seed,
@@ -168,14 +162,23 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
         evaluators=evaluators,
         messages=Messages(costs, settings.seed, link),
         faults=settings.faults,
-        wanted=[name for name in OPTIONAL if wanted[name]],
+        unused=[name for name in used if not used[name]],
     )
     executor = _executor(plan, runner, initial, launch)
     if group.size > 1:
         executor = Ranks(executor, group, runner.work)
     memory = plan.hardware.state_memory_gb * 1e9
-    loop = FederatedLoop(runner, executor, settings.federation, settings.eval, initial, on_update, memory)
-    return Federation(loop, runner, executor, group, space, data, rows, local_models, curves)
+    loop = FederatedLoop(
+        runner,
+        executor,
+        settings.federation,
+        settings.eval,
+        initial,
+        on_update=curves.remember if curves else None,
+        state_memory=memory,
+        save_local=settings.save.local,
+    )
+    return Federation(loop, runner, executor, group, space, data, rows, curves)
 
 
 def _executor(plan: Plan, runner: ClientRunner, initial: Initial, launch: Launch) -> Executor:

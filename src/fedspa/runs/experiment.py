@@ -40,7 +40,7 @@ from fedspa.partition.clients import row_counts
 from fedspa.runs.assembly import Federation, build
 from fedspa.runs.out_of_memory import explains_memory
 from fedspa.runs.rank_group import RankGroup, joined, on_every_rank
-from fedspa.tracking.client_table import client_table, last_masks, last_states
+from fedspa.tracking.client_table import client_table, last_local_models, last_masks, last_states
 from fedspa.tracking.console import console_views
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.run_folder import RunFolder
@@ -129,7 +129,7 @@ class BegunRun:
                 state = read(file)
             except ArchiveError as error:
                 raise UserError(
-                    f"{another} cannot be read ({error}): begin a new run in another folder."
+                    f"{newest or another} cannot be read ({error}): begin a new run in another folder."
                 ) from error
             self._state.load(state, continues=continues)
 
@@ -255,20 +255,19 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
         data_files=file_marks(plan.resolved["dataset"].get("path")),
         remarks=(
             *plan.unused,
-            *_other_precision(plan, federation),
-            *filter(None, [federation.runner.setup.network.remark]),
+            *filter(
+                None,
+                [
+                    plan.hardware.remark(federation.loop.state.weights.device.type),
+                    federation.runner.setup.network.remark,
+                ],
+            ),
             *source.remarks,
             tests.remark(len(held)),
             *(() if isinstance(train, MadeImages) else _unused(federation, held, source.things)),
         ),
         many=many,
     )
-
-
-def _other_precision(plan: Plan, federation: Federation) -> list[str]:
-    """A remark if the device does not compute in the precision that was set."""
-    tf32 = plan.hardware.precision == "tf32" and federation.loop.state.weights.device.type != "cuda"
-    return ["hardware.precision=tf32 computes as 32-true here: only CUDA has TF32"] if tf32 else []
 
 
 def _unused(federation: Federation, held: Sequence[np.ndarray], things: str) -> list[str]:
@@ -298,7 +297,7 @@ def result(federation: Federation, kept: Kept, summary: dict[str, Any], *, keep_
         clients=client_table(loop, rows, scores),
         weights={name: tensor.cpu() for name, tensor in space.items(loop.state.weights)},
         masks=last_masks(loop),
-        local_weights=federation.local_models.tensors() if federation.local_models else {},
+        local_weights=last_local_models(loop),
         client_states=last_states(loop) if keep_states else None,
         theory=theory,
     )

@@ -24,12 +24,17 @@ def workload(plan: Plan, train_sizes: Sequence[int] | np.ndarray, most_tested: i
     federation, training = plan.settings.federation, plan.settings.training
     sizes = np.asarray(train_sizes)
     updates = federation.rounds * federation.clients_per_round
+    whole_batch = plan.settings.eval.batch_size
+    # The test images of one client are a batch that is not filled up. Those of all clients are several batches.
+    client_batch = min(whole_batch, max(LEAST_TEST_BATCH, most_tested))
     batches = ceil(float(sizes.mean()) / training.batch_size)
     return Workload(
         largest=int(sizes.max()),
         participants=federation.clients_per_round,
         steps=round(updates * training.epochs * batches),
         gradients=plan.mask is not None and (plan.mask.needs_gradient or plan.mask.needs_first_gradient),
-        # The test images of one client are a batch that is not filled up; those of all clients are several batches.
-        test_batch=min(plan.settings.eval.batch_size, max(LEAST_TEST_BATCH, most_tested)),
+        masked=plan.mask is not None,
+        test_batches=tuple(
+            sorted({client_batch, whole_batch} if "global" in plan.method.kinds else {client_batch})
+        ),
     )

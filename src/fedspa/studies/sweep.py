@@ -24,9 +24,13 @@ from fedspa.core.errors import UserError, brief
 from fedspa.core.paths import SET_ASIDE, project_root
 from fedspa.studies.jobs import Job, Study
 from fedspa.studies.launchers import CONSOLE, JobFailed, cores_of_a_job, jobs_get_signals, side_by_side
-from fedspa.studies.progress import Progress, outcome, table
+from fedspa.studies.progress import Progress
+from fedspa.studies.results import outcome, scores
+from fedspa.tracking.pictures import Pictures, save, study_picture
 from fedspa.tracking.sweep_run import Parent, nested_in
 
+PICTURE = "study.png"
+"""In the folder of a study: the scores of all its runs."""
 PROGRESS_SECONDS = 5.0
 """Longest silence while configs are checked."""
 
@@ -94,10 +98,16 @@ class Sweeps:
             if begun := sum(job.resumable for job in jobs if job not in done):
                 print(f"{begun} of them go on from a checkpoint.", flush=True)
             failures = self.run_missing(jobs, done, parent, Progress(len(jobs)))
-        if results := table((_without_seed(job.job), job.folder) for job in jobs if job.finished):
+            tables = scores((_without_seed(job.job), job.folder) for job in jobs if job.finished)
+            parent.tables = [table.rows() for table in tables]
+            if tables and any(isinstance(logger, Pictures) for logger in loggers.values()):
+                parent.picture = folder / PICTURE
+                save(study_picture(tables[0].runs, tables[0].title), parent.picture)
+        if tables:
             usual = folder.parent == project_root() / "outputs" / "sweeps"
             report = f"sweep={study.name}" if usual else f"runs={folder}"
-            print(f"\n{results}\n\nReport: python src/report.py {shlex.quote(report)}", flush=True)
+            shown = "\n\n".join(table.means().to_string(max_colwidth=None) for table in tables)
+            print(f"\n{shown}\n\nReport: python src/report.py {shlex.quote(report)}", flush=True)
         return _exit_code(failures, len(jobs))
 
     def planned(self, study: Study) -> list[PlannedJob]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -79,3 +80,9 @@ def shades(count: int) -> list[str]:
 
     scale = LinearSegmentedColormap.from_list("order", LIGHT_TO_DARK)
     return [to_hex(scale(i / max(count - 1, 1))) for i in range(count)]
+
+
+def row_ticks(axes: Axes, labels: Sequence[str]) -> None:
+    """A label for each row, the first one on top."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)

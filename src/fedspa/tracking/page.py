@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from fedspa.core.paths import git
 from fedspa.core.records import RunInfo
+from fedspa.core.roles import flat
 from fedspa.costs.units import result_tables, show_density, show_measured_density
 
 PARENT = "mlflow.parentRunId"
@@ -39,17 +41,25 @@ def tags(info: RunInfo) -> dict[str, str]:
     return {key: str(value) for key, value in facts.items()} | source_tags() | {NOTE: what}
 
 
-def described(note: str, summary: Mapping[str, Any]) -> dict[str, str]:
-    """The tags of a finished run: its description with results, and its measured density."""
-    return {NOTE: f"{note}\n\n{_results(summary)}", "density": show_measured_density(summary)}
+def described(run_id: str, note: str, summary: Mapping[str, Any]) -> dict[str, str]:
+    """The tags of a finished run: its measured density, and its description, which begins with the results."""
+    tables = [markdown_table(rows) for rows in result_tables(summary)]
+    parts = [*tables, f"Density: {show_density(summary)}.", picture(run_id, "accuracy.png"), note]
+    return {NOTE: "\n\n".join(parts), "density": show_measured_density(summary)}
 
 
-def _results(summary: Mapping[str, Any]) -> str:
-    tables = [
-        "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
-        for head, *rows in result_tables(summary)
-    ]
-    return "\n\n".join([*tables, f"Density: {show_density(summary)}."])
+def markdown_table(rows: Sequence[Sequence[str]], room: int = NOTE_LENGTH) -> str:
+    """A head and rows of cells in Markdown: as many rows as fit into so many characters."""
+    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    lines.insert(1, "|---" * len(rows[0]) + "|")
+    fit = [end for end in accumulate(len(line) + 1 for line in lines) if end <= room]
+    left_out = len(lines) - len(fit)
+    return "\n".join(lines[: len(fit)]) + (f"\n\nAnd {left_out} more." if left_out else "")
+
+
+def picture(run_id: str, file: str) -> str:
+    """A picture among a run's artifacts, for its description; the address is that of MLflow's own pages."""
+    return f"![{file}](get-artifact?path={file}&run_uuid={run_id})"
 
 
 def source_tags() -> dict[str, str]:
@@ -63,15 +73,14 @@ def source_tags() -> dict[str, str]:
     return tags
 
 
-def flat_params(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat_params(config: Mapping[str, Any]) -> dict[str, str]:
     """The config as MLflow params: dotted keys, values as one would type them.
 
     Left out: `_target_` (the name says it) and the loggers (they change nothing in a run).
     """
-    params: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            params |= {} if prefix + key == "loggers" else flat_params(value, f"{prefix}{key}.")
-        elif key != "_target_":
-            params[prefix + key] = value if isinstance(value, str) else json.dumps(value)
-    return params
+    kept = {key: value for key, value in flat(config).items() if "_target_" not in key.split(".")}
+    return {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in kept.items()
+        if not key.startswith("loggers.")
+    }

@@ -6,16 +6,18 @@ import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedspa.core import names
 from fedspa.core.files import write_whole
 from fedspa.core.records import KINDS, RoundRecord, RunInfo, RunResult, TheoryRow
-from fedspa.tracking.drawing import COLORS, FAINT, INK, new_figure, set_title, spread_out
+from fedspa.tracking.drawing import COLORS, FAINT, INK, new_figure, row_ticks, set_title, spread_out
 from fedspa.tracking.tables import read_table
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -31,7 +33,7 @@ class Pictures:
     def start(self, info: RunInfo) -> None:
         self._info = info
         if info.label_counts is not None and info.classes and not info.many:
-            _save(partition_picture(info.label_counts), info, "partition.png")
+            save(partition_picture(info.label_counts), info.folder / "partition.png")
 
     def round(self, record: RoundRecord) -> None:
         """Nothing: the picture is drawn from the folder's tables at the end."""
@@ -39,7 +41,7 @@ class Pictures:
     def finish(self, result: RunResult) -> None:
         self._draw_accuracy(names.final_scores(result.summary)[self._info.metrics[0]].get("finetuned"))
         if result.theory:
-            _save(theory_picture(result.theory), self._info, "theory.png")
+            save(theory_picture(result.theory), self._info.folder / "theory.png")
 
     def abort(self, status: str, reason: str) -> None:
         self._draw_accuracy()
@@ -56,7 +58,7 @@ class Pictures:
         if curves:
             title = str(self._info.config.get("name", "run"))
             what = "accuracy in %" if self._info.in_percent else self._info.metrics[0]
-            _save(score_picture(curves, title, what, self._info.mean_over), self._info, "accuracy.png")
+            save(score_picture(curves, title, what, self._info.mean_over), self._info.folder / "accuracy.png")
 
 
 def theory_picture(rows: list[TheoryRow]) -> Figure:
@@ -155,7 +157,31 @@ def partition_picture(label_counts: np.ndarray) -> Figure:
     return figure
 
 
-def _save(figure: Figure, info: RunInfo, name: str) -> None:
+def study_picture(runs: pd.DataFrame, what: str) -> Figure:
+    """The final scores of a study, a line for each label: a point for each run, a dot at their mean.
+
+    `runs`: a row for each run under its label, a column for each kind of model.
+    """
+    labels = list(dict.fromkeys(runs.index))
+    figure, axes = new_figure(8.4, 1.2 + 0.32 * len(labels))
+    for place, kind in enumerate(runs):
+        shift = 0.4 * (
+            (place + 0.5) / len(runs.columns) - 0.5
+        )  # kinds with equal scores do not cover each other
+        for row, label in enumerate(labels):
+            values, height = runs.loc[[label], kind], row + shift
+            axes.plot(values, [height] * len(values), ".", color=COLORS[kind], alpha=0.45)
+            named = {} if row else {"label": kind}
+            axes.plot(values.mean(), height, "o", color=COLORS[kind], markersize=5, **named)
+    row_ticks(axes, labels)
+    axes.grid(axis="x", color=FAINT, linewidth=0.6)
+    set_title(axes, "Scores at the end", f"{what}; small points: single runs; dots: their means")
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8.5, labelcolor=INK)
+    return figure
+
+
+def save(figure: Figure, file: Path) -> None:
+    """Write a figure as PNG."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=150)
-    write_whole(info.folder / name, drawn.getvalue())
+    write_whole(file, drawn.getvalue())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -14,7 +15,7 @@ from fedspa.core import names
 from fedspa.core.records import ACCURACY, KINDS
 from fedspa.core.roles import SINGLE
 from fedspa.tracking.mlflow_tracker import MLflowTracker
-from fedspa.tracking.page import NOTE, NOTE_LENGTH, source_tags
+from fedspa.tracking.page import NOTE, NOTE_LENGTH, markdown_table, picture, source_tags
 from fedspa.tracking.store import TRAINING, open_store, root_cause, run_page, store_needed, where_to_look
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ SWEEP = "sweep"
 """The tag by which a sweep's run is found again when the sweep goes on another day."""
 VIEW = "mlflow.sharedViewState."
 """The prefix of the experiment's tag that keeps a view of its table for those who open an address."""
+FINETUNED = names.final(names.score(ACCURACY, "finetuned"))
+COLUMNS = (*(names.score(ACCURACY, kind) for kind in KINDS if kind != "finetuned"), FINETUNED)
+"""The columns of the table of jobs: the last scores. A heading shows about 17 letters."""
 
 
 @dataclass
@@ -38,7 +42,19 @@ class Parent:
     """The dotted name of the jobs' tracker."""
     failed: int = 0
     outcomes: dict[str, str] = field(default_factory=dict)
-    """The result of each job, for the description of the sweep's run."""
+    """The outcome of each job by its name."""
+    tables: Sequence[Sequence[Sequence[str]]] = ()
+    """The final scores of the study, each table a head and rows of cells."""
+    picture: Path | None = None
+    """The file with a picture of these scores."""
+
+    def note(self) -> str:
+        """The description of the sweep's run: scores, picture, and as many of the jobs' outcomes as MLflow takes."""
+        parts = [markdown_table(table, NOTE_LENGTH // 3) for table in self.tables]
+        if self.picture:
+            parts.append(picture(self.run_id, self.picture.name))
+        jobs = [["job", "outcome"], *([f"`{name}`", words[:200]] for name, words in self.outcomes.items())]
+        return "\n\n".join([*parts, markdown_table(jobs, NOTE_LENGTH - sum(map(len, parts)))])
 
     def overrides(self, job: str) -> list[str]:
         """Nests a job below the sweep's run, under its own name there."""
@@ -77,8 +93,10 @@ def nested_in(sweep: str, loggers: Mapping[str, Any]) -> Iterator[Parent]:
         raise
     finally:
         try:
+            if parent.picture:
+                client.log_artifact(run_id, parent.picture)
             if parent.outcomes:
-                client.set_tag(run_id, NOTE, sweep_note(parent.outcomes))
+                client.set_tag(run_id, NOTE, parent.note())
             client.set_terminated(run_id, status)
             page = _jobs_page(client, experiment, run_id)
         except Exception as error:  # the jobs are done, each in its folder: the store cannot change that
@@ -92,19 +110,8 @@ def nested_in(sweep: str, loggers: Mapping[str, Any]) -> Iterator[Parent]:
             print(f"In MLflow: {where_to_look(tracker.uri, page)}")
 
 
-def sweep_note(outcomes: Mapping[str, str]) -> str:
-    """A sweep's description: what became of each of its jobs, of as many as MLflow takes."""
-    text = "| job | |\n|---|---|"
-    for count, (name, outcome) in enumerate(outcomes.items()):
-        row = f"\n| `{name}` | {outcome[:200].replace('|', '/')} |"
-        if len(text) + len(row) > NOTE_LENGTH:
-            return f"{text}\n\nAnd {len(outcomes) - count} more."
-        text += row
-    return text
-
-
 def _jobs_page(client: MlflowClient, experiment: str, run_id: str) -> str:
-    """The table of a sweep's jobs, with their final accuracies as its columns, as the end of an address.
+    """The table of a sweep's jobs, with their last accuracies as its columns, as the end of an address.
 
     It is sorted by name, for MLflow hides nested runs below their parent in a table that is sorted by time. The view
     is kept in a tag of the experiment, as MLflow's own button Share does.
@@ -113,7 +120,7 @@ def _jobs_page(client: MlflowClient, experiment: str, run_id: str) -> str:
         "searchFilter": f'tags.mlflow.parentRunId="{run_id}"',
         "orderByKey": "tags.`mlflow.runName`",
         "orderByAsc": True,
-        "selectedColumns": [f"metrics.`{names.final(names.score(ACCURACY, kind))}`" for kind in KINDS],
+        "selectedColumns": [f"metrics.`{column}`" for column in COLUMNS],
     }
     try:
         client.set_experiment_tag(experiment, VIEW + run_id, json.dumps(view))

@@ -83,6 +83,10 @@ def _explained(name: str, eager: EagerEngine) -> Iterator[None]:
             f"engine={name} needs all examples on the device, but this data set makes them when a client needs them: "
             "use engine=eager."
         )
+    if eager.space.channels is not None:
+        raise UserError(
+            f"engine={name} cannot train the small networks of masks that cut out channels: use engine=eager."
+        )
     if eager.settings.optimizer != "sgd":
         raise UserError(
             f"engine={name} takes SGD only, not training.optimizer={eager.settings.optimizer}: use engine=eager."

@@ -19,14 +19,13 @@ import torch
 
 from fedspa.core.client import Mixture, Trained
 from fedspa.core.randomness import seed_layers
-from fedspa.core.transfers import sent
-from fedspa.core.weights import ParameterSpace, whole
+from fedspa.core.weights import ParameterSpace
 from fedspa.data.examples import Examples
 from fedspa.training.base import LocalTask
 from fedspa.training.capture import Captures
 from fedspa.training.compiling import compiling_afresh
 from fedspa.training.eager import EagerEngine
-from fedspa.training.flat import first_batch, outputs, plan_batches
+from fedspa.training.flat import first_batch, plan_batches
 from fedspa.training.forward import Forward
 from fedspa.training.step import LocalStep, StepFunctions
 from fedspa.training.workload import Workload
@@ -76,9 +75,6 @@ class CompiledEngine:
         with compiling_afresh() if compiler else nullcontext():
             batch_size = min(eager.settings.batch_size, workload.largest)
             self._functions = StepFunctions(eager, batch_size, compiler)
-            self._outputs = outputs(eager.module, eager.space)
-            if compiler is not None:
-                self._outputs = torch.compile(self._outputs, backend=compiler, dynamic=False)
             draws = _random_state(eager.device)
             self._lane = self._made_lane()
             random = not torch.equal(draws, _random_state(eager.device))
@@ -97,10 +93,11 @@ class CompiledEngine:
         stream = torch.cuda.Stream(eager.device) if eager.device.type == "cuda" else None
         captures = Captures(eager.device, stream)
         steps = max(1, ceil(workload.largest / self._functions.batch_size) * eager.settings.epochs)
-        step = LocalStep(self._functions, steps, captures)
+        terms = ["mask"] * workload.masked + ["anchor"] * bool(eager.settings.proximal)
+        step = LocalStep(self._functions, steps, captures, terms)
         if workload.gradients:
             _ = step.take_gradient  # record it now, not in the first round
-        return Lane(stream, step, Forward(eager, self._outputs, workload.test_batch, captures))
+        return Lane(stream, step, Forward(self._functions, workload.test_batches, captures))
 
     def _affordable(self, taken: int) -> int:
         """The number of lanes that fit into memory, if the first one has taken so many bytes."""
@@ -156,21 +153,17 @@ class CompiledEngine:
         self._prepare(task.generator)
         step.start(task)
         step.take(plan[:, : len(step.part)])
-        return Trained(step.tensors.weights.clone(), step.tensors.loss_sum[0] / samples, samples, len(plan))
+        return Trained(step.end, step.tensors.loss_sum[0] / samples, samples, len(plan))
 
     def gradient(self, weights: torch.Tensor, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """The dense, unclipped gradient [total] of the mean loss of one mini-batch of `rows` (int64 [n])."""
         step = self._lane.step
-        if len(rows) < len(step.part) and self.space.statistics:  # filler rows would change the statistics
-            part = first_batch(self._eager.examples, rows, generator, len(rows))
-            self._prepare(generator)
-            return whole(self._functions.gradient(weights, sent(part, self.device)), self.space)
-        part = first_batch(self._eager.examples, rows, generator, len(step.part))
+        size = len(step.part)
+        if self.space.statistics:  # filler rows would change them
+            size = min(size, len(rows))
+        part = first_batch(self._eager.examples, rows, generator, size)
         self._prepare(generator)
-        step.tensors.weights.copy_(weights)
-        step.part.copy_(sent(part, self.device))
-        step.take_gradient()
-        return step.gradient.clone()
+        return step.gradient(weights, part)
 
     def accuracy(self, weights: torch.Tensor, rows: torch.Tensor) -> float:
         """The accuracy in [0, 1] of `weights` [total] on training rows (int64 [n]), without augmentation."""

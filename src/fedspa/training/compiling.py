@@ -17,8 +17,11 @@ def compiling_afresh() -> Iterator[None]:
     """
     from torch._dynamo import config
     from torch._dynamo.exc import FailOnRecompileLimitHit
+    from torch._inductor import config as inductor
 
     torch.compiler.reset()
+    # Otherwise inductor picks the order of sums by timing, which may differ from machine to machine.
+    inductor.deterministic = torch.backends.cudnn.deterministic
     try:
         with config.patch(fail_on_recompile_limit_hit=True):
             yield

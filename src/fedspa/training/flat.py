@@ -1,74 +1,112 @@
-"""Local training as functions of flat weights, for the compiled engine."""
+"""The network as pure functions of flat weights, for the compiled engine; and its SGD step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import chain
-from typing import Any, TypeAlias
-
 import torch
-from torch import nn
 from torch.func import functional_call, grad_and_value
 
 from fedspa.core.settings import TrainingSettings
 from fedspa.core.weights import ParameterSpace
 from fedspa.data.examples import Batch, Examples
 from fedspa.training.base import LocalTask
-from fedspa.training.local_training import LocalTraining
-
-GradientAndLoss: TypeAlias = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-]
+from fedspa.training.eager import EagerEngine
 
 
-class _Loss(nn.Module):
-    """A module whose forward pass is the training step, because `functional_call` calls only a forward pass."""
+class Layout:
+    """The order of flat vectors in the compiled engine: weights of convolutions are channels-last.
 
-    def __init__(self, module: LocalTraining) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return self.module.training_step(Batch(inputs, targets))
-
-
-def gradient_and_loss(module: LocalTraining, space: ParameterSpace) -> GradientAndLoss:
-    """The function (weights [total], inputs [B, ...], targets [B, ...]) -> gradient [trained] and loss of the training
-    step, and the running statistics [total - trained] after it.
-
-    It is a pure function: it neither reads nor changes the network's tensors and gradients.
+    Then one operation over a whole vector updates all weights, and convolutions read them without a copy.
     """
-    loss = _Loss(module)
 
-    def of_weights(
-        weights: torch.Tensor, statistics: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        after = statistics.clone()  # the layers write into it
-        tensors = chain(space.parameters.items(weights), space.running.items(after))
-        named = {f"module.network.{name}": tensor for name, tensor in tensors}
-        return functional_call(loss, named, (inputs, targets)), after
+    def __init__(self, space: ParameterSpace, device: torch.device) -> None:
+        self.space, self.trained, self.total = space, space.trained, space.total
+        self.statistics = self.total - self.trained
+        places = [
+            piece.permute(0, 2, 3, 1).flatten() if piece.dim() == 4 else piece.flatten()
+            for _, piece in space.items(torch.arange(self.total, dtype=torch.int32))
+        ]
+        self._order = torch.cat(places).to(device)
+        self._back = torch.cat(places).argsort().to(device, torch.int32)
 
-    differentiated: Callable[..., Any] = grad_and_value(of_weights, has_aux=True)
+    def ordered(self, vector: torch.Tensor) -> torch.Tensor:
+        """A copy of a vector [total] in this order."""
+        return vector.index_select(0, self._order)
 
-    def gradient_and_loss(
-        weights: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor
+    def restored(self, vector: torch.Tensor) -> torch.Tensor:
+        """A copy of a vector [total] of this order in the order of `ParameterSpace`."""
+        return vector.index_select(0, self._back)
+
+    def halves(self, vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The parameters [trained] and running statistics [total - trained] of a vector [total], as views."""
+        return vector[: self.trained], vector[self.trained :]
+
+    def tensors(self, weights: torch.Tensor, statistics: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The network's tensors by name: views of vectors [trained] and [total - trained] of this order."""
+        return {
+            name: _view(piece, shape)
+            for space, vector in ((self.space.parameters, weights), (self.space.running, statistics))
+            for name, shape, piece in zip(space.names, space.shapes, space.split(vector), strict=True)
+        }
+
+
+def _view(piece: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    if len(shape) != 4:
+        return piece.view(shape)
+    outputs, inputs, height, width = shape
+    return piece.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
+
+
+class FlatNetwork:
+    """The network of an engine as functions of weights [trained] and running statistics [total - trained].
+
+    The vectors are in the order of the layout. With bf16-mixed all layers compute in bfloat16, on weights that
+    were cast once. The loss and the running statistics are in single precision. The functions neither read nor change
+    the network's own tensors.
+    """
+
+    def __init__(self, eager: EagerEngine) -> None:
+        self.layout = Layout(eager.space, eager.device)
+        self.dtype = _computing_dtype(eager)
+        """The dtype of the weights in the forward pass."""
+        self._exact = eager.examples.dtype
+        norms = {_layer(name) for name in eager.space.running.names}
+        self._exact_names = {name for name in eager.space.parameters.names if _layer(name) in norms}
+        """The weights that BatchNorm takes in the dtype of its running statistics."""
+        self._network, self._objective = eager.module.network, eager.module.objective
+        self._differentiated = grad_and_value(self._loss, has_aux=True)
+
+    def outputs(self, weights: torch.Tensor, statistics: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        """The network's outputs for inputs [B, ...]. In training mode layers write into the statistics."""
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.dtype)
+        tensors = self.layout.tensors(weights, statistics)
+        tensors |= {name: tensors[name].to(self._exact) for name in self._exact_names}
+        found: torch.Tensor = functional_call(self._network, tensors, (inputs,))
+        return found.to(self._exact)
+
+    def gradient(
+        self, weights: torch.Tensor, statistics: torch.Tensor, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        parts = weights.split([space.trained, space.total - space.trained])
-        gradient, (value, after) = differentiated(*parts, inputs, targets)
-        return gradient, value, after
+        """The gradient [trained] and the mean loss of a batch, and the running statistics after it."""
+        gradient, (loss, after) = self._differentiated(weights, statistics, batch.inputs, batch.targets)
+        return gradient, loss, after
 
-    return gradient_and_loss
+    def _loss(
+        self, weights: torch.Tensor, statistics: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        after = statistics.clone()
+        return self._objective.loss(self.outputs(weights, after, inputs), targets), after
 
 
-def outputs(
-    module: LocalTraining, space: ParameterSpace
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The pure function (weights [total], inputs [B, ...]) -> the network's outputs."""
+def _layer(name: str) -> str:
+    """The layer of a tensor, by their names in the network."""
+    return name.rpartition(".")[0]
 
-    def of_weights(weights: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        return functional_call(module.network, dict(space.items(weights)), (inputs,))
 
-    return of_weights
+def _computing_dtype(eager: EagerEngine) -> torch.dtype:
+    kind = eager.device.type
+    with eager.fabric.autocast():
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else eager.examples.dtype
 
 
 def sgd_step(

@@ -34,7 +34,8 @@ class Hardware:
     """32-true, 64-true (for sharp comparisons), tf32 (float32 whose products CUDA rounds to 10 bits of mantissa;
     elsewhere the same as 32-true), or bf16-mixed."""
     deterministic: bool = True
-    """false lets cuDNN choose its fastest algorithms by trial. Reruns on a GPU then differ in rounding."""
+    """false lets cuDNN and the compiler choose their fastest algorithms by trial. Reruns on a GPU then differ in
+    rounding."""
     threads: int | None = 1
     """The number of threads inside one operation on the CPU; null leaves it to torch. One thread gives the same bytes
     on every machine of a kind. Several threads are slow if another process is busy."""
@@ -68,6 +69,17 @@ class Hardware:
         import torch
 
         return torch.float64 if self.precision == "64-true" else torch.float32
+
+    def remark(self, kind: str) -> str | None:
+        """A sentence if the precision is slow, or not to be had, on a device of this kind: cuda or cpu."""
+        if self.precision == "tf32" and kind != "cuda":
+            return "hardware.precision=tf32 computes as 32-true here: only CUDA has TF32"
+        if self.precision == "32-true" and kind == "cuda":
+            return (
+                "hardware.precision=32-true takes about four times as long on a GPU (computed, not measured) as "
+                "hardware=gpu, which is bf16-mixed and deterministic=false"
+            )
+        return None
 
     @property
     def _fabric_precision(self) -> Any:

@@ -17,5 +17,7 @@ class Workload:
     """The number of clients trained in a round."""
     gradients: bool = False
     """True if clients will need gradients of a batch."""
-    test_batch: int = 128
-    """The number of examples in one batch of a test."""
+    masked: bool = False
+    """True if clients train under masks."""
+    test_batches: tuple[int, ...] = (128,)
+    """The numbers of examples in one batch of a test, ascending."""
