@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from fedspa.checkpoints.archive import read, write
@@ -18,7 +19,7 @@ def pack(tree: Any) -> bytes:
 
 def unpack(data: bytes) -> Any:
     """The tree in these bytes. Raises `ArchiveError`."""
-    with tempfile.TemporaryFile() as file:
+    with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
-        return read(file)
+        return read(Path(file.name))

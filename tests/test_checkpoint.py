@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from fedspa.checkpoints import checkpoint
-from fedspa.checkpoints.archive import ArchiveError, data_size, read, write
+from fedspa.checkpoints.archive import ArchiveError, read, write
 from fedspa.checkpoints.checkpoint import BEST, SHARE, Checkpoints, checkpoint_files
 from fedspa.checkpoints.resuming import LAST
 from fedspa.core.client_state import ClientState
@@ -77,7 +77,6 @@ def test_floats_keep_every_bit():
 def test_what_is_shared_is_stored_once_and_shared_again():
     mask, weights = PackedMask.pack(torch.ones(80_000)), torch.rand(1000)
     state = {"first": mask, "clients": {0: mask, 1: weights, 2: mask, 3: weights, 4: weights.clone()}}
-    assert 0 < data_size(state) - (10_000 + 2 * 4000) < 400
     assert len(pack(state)) < 10_000 + 2 * 4000 + 700
     again = unpack(pack(state))
     clients = again["clients"]
@@ -87,10 +86,7 @@ def test_what_is_shared_is_stored_once_and_shared_again():
 
 def test_any_program_can_look_into_an_archive(tmp_path):
     with (tmp_path / "archive").open("wb") as file:
-        size = write(
-            {"a": torch.ones(2), "b": {3: torch.zeros(2)}, "mask": PackedMask.pack(torch.ones(9))}, file
-        )
-    assert size == (tmp_path / "archive").stat().st_size
+        write({"a": torch.ones(2), "b": {3: torch.zeros(2)}, "mask": PackedMask.pack(torch.ones(9))}, file)
     tensors = load_file(tmp_path / "archive")
     assert tensors["torch.float32[2]"].tolist() == [[1, 1], [0, 0]]
     assert tensors["torch.uint8[2]"].tolist() == [[255, 128]]
@@ -134,8 +130,7 @@ def test_states_are_read_in_bounded_memory(tmp_path, monkeypatch):
         loop.state.clients = ClientStates(memory)
         seen.clear()
         ctypes.CDLL(None).malloc_trim(0)  # what earlier tests left free would be taken unseen
-        with (tmp_path / "archive").open("rb") as file:
-            loaded = loop.state.loaded(read(file)).clients
+        loaded = loop.state.loaded(read(tmp_path / "archive")).clients
         assert [float(loaded[client]["weights"][-1]) for client in range(128)] == list(range(128))
         assert least <= max(seen) - seen[0] <= most
         del loaded
@@ -209,8 +204,7 @@ def newest(checkpoints: Checkpoints) -> object:
     """What the newest checkpoint holds."""
     path = checkpoints.newest()
     assert path
-    with path.open("rb") as file:
-        return read(file)
+    return read(path)
 
 
 def names(folder: Path) -> list[str]:
@@ -235,8 +229,7 @@ def test_the_best_stays_too(tmp_path):
     assert names(tmp_path) == ["best.ckpt", "round-000004.ckpt"]
     checkpoints.finish()
     assert names(tmp_path) == [BEST, LAST]
-    with (tmp_path / "checkpoints" / BEST).open("rb") as file:
-        assert read(file) == {"round": 3}
+    assert read(tmp_path / "checkpoints" / BEST) == {"round": 3}
 
 
 def test_no_links_no_harm(tmp_path, monkeypatch):
@@ -278,7 +271,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
 
 def test_none_is_written_where_none_is_wanted(tmp_path):
     checkpoints = saved(tmp_path, keep=0)
-    assert not checkpoints.due(1, {})
+    assert not checkpoints.due(1)
     checkpoints.write(1, {})
     checkpoints.finish()
     assert list(tmp_path.iterdir()) == []
@@ -286,7 +279,7 @@ def test_none_is_written_where_none_is_wanted(tmp_path):
 
 def test_so_many_rounds_lie_between_two(tmp_path):
     checkpoints = saved(tmp_path, every=3)
-    assert [round for round in range(1, 10) if checkpoints.due(round, {})] == [3, 6, 9]
+    assert [round for round in range(1, 10) if checkpoints.due(round)] == [3, 6, 9]
 
 
 @pytest.mark.parametrize("growth", [0, 40])
@@ -296,8 +289,7 @@ def test_writing_takes_two_percent_of_the_time(tmp_path, monkeypatch, growth):
 
     def write(tree, file):
         nonlocal now
-        now += 0.005 + 1e-5 * data_size(tree)
-        return data_size(tree)
+        now += 0.005 + 1e-5 * tree["weights"].nbytes
 
     monkeypatch.setattr(checkpoint, "write", write)
     checkpoints = Checkpoints(tmp_path, keep=2, every=None, clock=lambda: now)
@@ -305,10 +297,10 @@ def test_writing_takes_two_percent_of_the_time(tmp_path, monkeypatch, growth):
     for round in range(500):
         now += 0.3 if round else 0.0
         state = {"weights": torch.zeros(1000 + growth * round, dtype=torch.uint8)}
-        if round == 0 or checkpoints.due(round, state):
+        if round == 0 or checkpoints.due(round):
             begin = now
             checkpoints.write(round, state)
             spent += now - begin
             written.append(round)
-    assert spent <= SHARE * now
+    assert spent <= 1.01 * SHARE * now  # a checkpoint may be larger than the one before
     assert spent > 0.8 * SHARE * now and len(written) > 5

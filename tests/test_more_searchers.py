@@ -206,8 +206,7 @@ def test_the_bytes_are_those_of_one_process(name, way, tmp_path):
             next(rounds)
         with (tmp_path / "checkpoint").open("wb") as file:
             write(begun.loop.state_dict(), file)
-        with (tmp_path / "checkpoint").open("rb") as file:
-            other.loop.load_state_dict(read(file))
+        other.loop.load_state_dict(read(tmp_path / "checkpoint"))
     again = other.run()
     other.close()
     assert torch.equal(plain.weights, other.weights)

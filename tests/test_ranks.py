@@ -195,7 +195,7 @@ def test_a_file_of_the_first_rank_reaches_all(in_ranks, tmp_path, monkeypatch):
         read = []
         for path in (file, None):
             with on_every_rank(path if group.main else None, group) as there:
-                read.append(there and there.read())
+                read.append(there and there.read_bytes())
         return read
 
     assert in_ranks(2, work) == [[file.read_bytes(), None]] * 2

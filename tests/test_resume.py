@@ -103,8 +103,7 @@ def rows(folder: Path, table: str = "rounds.csv") -> list[str]:
 
 def saved_round(folder: Path) -> int:
     """The completed rounds in the newest checkpoint."""
-    with checkpoint_files(folder / "checkpoints")[0].open("rb") as file:
-        return read(file)["round"]
+    return read(checkpoint_files(folder / "checkpoints")[0])["round"]
 
 
 def left_of(folder: Path) -> list[str]:
@@ -179,8 +178,7 @@ def test_a_validation_set_keeps_the_best(plan: Callable[..., Plan], tmp_path: Pa
 
     def best_of(folder: Path) -> dict[str, Any]:
         assert left_of(folder) == ["best.ckpt", "last.ckpt"]
-        with (folder / "checkpoints" / "best.ckpt").open("rb") as file:
-            return read(file)
+        return read(folder / "checkpoints" / "best.ckpt")
 
     assert (best_of(tmp_path / "whole")["round"], best_of(tmp_path / "whole")["best"]) == (best, max(scores))
     assert run_until(tiny, tmp_path / "run", "merge", 4) == -signal.SIGKILL

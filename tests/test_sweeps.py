@@ -47,6 +47,7 @@ JOBS = {
     "kinds": 3 * 3 * 3,
     "wall_time": 3,
     "federation": 16 + 2 * 7 + 7,
+    "methods": 3 * 30,
 }
 METHODS = [
     ("fedspa", "dst"),
@@ -155,6 +156,17 @@ def test_small_studies_train_every_client_often(plan, preset, seed):
     updates = Counter(client for participants in rounds for client in participants)
     assert len(updates) == clients
     assert min(updates.values()) >= 15
+
+
+def test_methods_are_compared_at_equal_training(plan):
+    """A method that trains more does so by a pass of another model, by mini-batches or by public rows."""
+    flops = {}
+    for job in shipped("methods", "seed=0").jobs:
+        planned = plan(*job.overrides)
+        if not planned.method.uses_sparsity:
+            flops[planned.names["method"]] = CostReport.of(planned).total.flops
+    assert {name for name in flops if flops[name] > flops["fedavg"]} == {"mapper", "fedala", "fedmd"}
+    assert {name for name in flops if flops[name] < flops["fedavg"]} == {"fedselect"}  # one pass, at first
 
 
 # What the command line adds

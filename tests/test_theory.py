@@ -46,6 +46,11 @@ def completed(local: torch.Tensor, next_mask: torch.Tensor) -> CompletedUpdate:
     return CompletedUpdate(update, torch.zeros(()), samples=1, costs=Costs(), seconds={}, local_scores={})
 
 
+def masked(weights: torch.Tensor, state: ClientState) -> torch.Tensor:
+    assert state.mask is not None
+    return state.mask.unpack(like=weights) * weights
+
+
 def test_distance_is_the_share_of_coordinates_that_differ() -> None:
     assert distance(pack([1, 1, 0, 0, 1]), pack([1, 0, 1, 0, 1])) == 2 / 5
     assert distance(pack([1] * 9), pack([0] * 9)) == 1.0
@@ -58,7 +63,7 @@ def test_the_curves_of_one_round() -> None:
     )  # the whole gradient takes several batches
     weights, local = vector(0), vector(1)
     before, after, final = mask(2), mask(3), [mask(4), mask(5)]
-    curves = TheoremCurves(2)
+    curves = TheoremCurves(2, masked)
     curves.remember(
         UpdateJob(round=2, client=1, first=False, state=ClientState(mask=PackedMask.pack(before))),
         weights,
@@ -126,7 +131,7 @@ def test_p_is_unknown_where_the_gradient_never_moves() -> None:
     runner = engine(network, PIXELS, TrainingSettings(batch_size=9))
     weights, only = vector(0), mask(2)
     state = PackedMask.pack(only)
-    curves = TheoremCurves(1)
+    curves = TheoremCurves(1, masked)
     curves.remember(
         UpdateJob(round=0, client=0, first=True, state=ClientState(mask=state)),
         weights,

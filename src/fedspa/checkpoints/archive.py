@@ -17,16 +17,17 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-import os
 from collections.abc import Iterator, Mapping
-from math import prod
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from fedspa.core.client_state import ClientState
 from fedspa.core.packed_mask import PackedMask
-from fedspa.core.tensor_file import DTYPES, as_bytes, file_header
+from fedspa.core.tensor_file import as_bytes, file_header
 from fedspa.federated.client_states import InFile
 
 Tree: TypeAlias = Any
@@ -34,8 +35,6 @@ Tree: TypeAlias = Any
 
 FORMAT = 3
 _CHECKSUM_BYTES = 32
-_PIECE = 1 << 22
-"""The bytes that are read at a time for the checksum."""
 
 
 class ArchiveError(Exception):
@@ -86,65 +85,44 @@ class _Stacks:
         yield self.plain
 
 
-def write(tree: Tree, file: BinaryIO) -> int:
-    """Write a tree. Returns the number of bytes. Raises `TypeError` for values that `Tree` does not allow."""
-    digest, size = hashlib.blake2b(digest_size=_CHECKSUM_BYTES), _CHECKSUM_BYTES
+def write(tree: Tree, file: BinaryIO) -> None:
+    """Write a tree. Raises `TypeError` for values that `Tree` does not allow."""
+    digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
     for piece in _Stacks(tree).pieces():
         digest.update(piece)
         file.write(piece)
-        size += len(piece)
     file.write(digest.digest())
-    return size
 
 
-def data_size(tree: Tree) -> int:
-    """The bytes that `write` will write, without the file's header."""
-    return sum(dtype.itemsize * prod(shape) for dtype, shape in _Stacks(tree).layout().values())
-
-
-def read(file: BinaryIO) -> Tree:
-    """Read a tree from a file on a disk. Raises `ArchiveError`.
+def read(path: Path) -> Tree:
+    """Read a tree. Raises `ArchiveError`.
 
     Its tensors are views of the file, on the CPU. Copy a tensor to keep it, so that only such tensors need memory.
     """
-    stacks, tree = _content(file)
+    verify(path)
     try:
-        return _decoded(tree, stacks, {})
-    except (ValueError, LookupError, TypeError, RuntimeError) as error:
-        raise ArchiveError("not written by this version of fedspa") from error
-
-
-def verify(file: BinaryIO) -> None:
-    """Raise `ArchiveError` unless the file is whole and of this format."""
-    _content(file)
-
-
-def _content(file: BinaryIO) -> tuple[dict[str, torch.Tensor], Any]:
-    """The tensors of a file, and its tree as JSON values."""
-    left = file.seek(0, os.SEEK_END) - _CHECKSUM_BYTES
-    file.seek(0)
-    digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
-    while left > 0 and (piece := file.read(min(_PIECE, left))):
-        digest.update(piece)
-        left -= len(piece)
-    if file.read() != digest.digest():
-        raise ArchiveError("damaged, cut short, or no checkpoint of fedspa: its checksum is wrong")
-    data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    try:
-        begin = 8 + int.from_bytes(data[:8], "little")
-        flat, dtypes = torch.frombuffer(data, dtype=torch.uint8)[begin:], {v: k for k, v in DTYPES.items()}
-        stacks = {}
-        for name, entry in json.loads(data[8:begin]).items():
-            dtype = getattr(torch, dtypes[entry["dtype"]].removeprefix("torch."))
-            values = flat[slice(*entry["data_offsets"])]
-            stacks[name] = values.view(dtype).view(entry["shape"])
+        with safe_open(path, "pt") as file:
+            stacks = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         content = json.loads(stacks["plain"].numpy().tobytes())
-        found, tree = content["format"], content["tree"]
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if (found := content["format"]) == FORMAT:
+            return _decoded(content["tree"], stacks, {})
+    except (SafetensorError, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise ArchiveError("not written by this version of fedspa") from error
-    if found != FORMAT:
-        raise ArchiveError(f"of format {found}, where this version of fedspa reads format {FORMAT}")
-    return stacks, tree
+    raise ArchiveError(f"of format {found}, where this version of fedspa reads format {FORMAT}")
+
+
+def verify(path: Path) -> None:
+    """Raise `ArchiveError` unless the file is whole."""
+    with (
+        path.open("rb") as file,
+        suppress(ValueError),  # an empty file cannot be mapped
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        memoryview(data) as content,
+    ):
+        digest = hashlib.blake2b(content[:-_CHECKSUM_BYTES], digest_size=_CHECKSUM_BYTES).digest()
+        if digest == content[-_CHECKSUM_BYTES:]:
+            return
+    raise ArchiveError("damaged, cut short, or no checkpoint of fedspa: its checksum is wrong")
 
 
 def _decoded(node: Any, stacks: Mapping[str, torch.Tensor], known: dict[tuple[Any, ...], Any]) -> Tree:

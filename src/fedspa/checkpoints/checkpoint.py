@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedspa.checkpoints.archive import ArchiveError, data_size, verify, write
+from fedspa.checkpoints.archive import ArchiveError, verify, write
 from fedspa.checkpoints.resuming import LAST
 from fedspa.core.errors import UserError
 from fedspa.core.files import UNFINISHED, whole_file
@@ -43,18 +43,15 @@ class Checkpoints:
         """
         self._folder, self._keep, self._every, self._clock = folder, keep, every, clock
         self._begin, self._spent = clock(), 0.0
-        self._last_seconds, self._last_size = 0.0, 1
+        self._last_seconds = 0.0
 
-    def due(self, round: int, state: dict[str, Any]) -> bool:
+    def due(self, round: int) -> bool:
         """True if a checkpoint should be written after so many completed rounds."""
         if self._keep == 0:
             return False
         if self._every is not None:
             return round % self._every == 0
-        allowed = SHARE * (self._clock() - self._begin) - self._spent
-        if self._last_seconds > allowed:
-            return False
-        return self._last_seconds * max(1.0, data_size(state) / self._last_size) <= allowed
+        return self._spent + self._last_seconds <= SHARE * (self._clock() - self._begin)
 
     def write(self, round: int, state: dict[str, Any], *, best: bool = False) -> None:
         """Write a checkpoint, also as the best one if `best`. Then remove all but the newest `keep`."""
@@ -65,7 +62,7 @@ class Checkpoints:
         path = self._folder / f"round-{round:06}.ckpt"
         self._remove_unfinished()
         with whole_file(path) as file:
-            self._last_size = write(state, file)
+            write(state, file)
         if best:
             self._make_best(path)
         _sync_folder(self._folder)
@@ -86,8 +83,7 @@ class Checkpoints:
         files = checkpoint_files(self._folder)
         for path in files:
             try:
-                with path.open("rb") as file:
-                    verify(file)
+                verify(path)
                 return path
             except (ArchiveError, OSError) as error:
                 log.warning("%s is left out (%s).", path, error)

@@ -123,7 +123,7 @@ class RunState:
 
     def due(self, checkpoints: Checkpoints) -> bool:
         """True if it is time to write the last complete round."""
-        return checkpoints.due(self._round, self._state)
+        return checkpoints.due(self._round)
 
     def write(self, checkpoints: Checkpoints) -> None:
         """Write the last complete round, unless it is already written."""

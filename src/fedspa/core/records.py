@@ -290,7 +290,7 @@ class RunResult:
     """The final global weights by parameter name."""
     masks: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """uint8, bit-packed: each client's last mask over the flat weights. It may be read only on access."""
-    local_weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    local_weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """With `save.local`: each client's packed local weights."""
     client_states: Mapping[str, torch.Tensor] | None = None
     """With `save.personal`: the clients' stored states without their masks. They may be read only on access."""

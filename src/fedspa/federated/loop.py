@@ -39,8 +39,9 @@ class FederatedLoop:
         federation: FederationSettings,
         evaluation: EvalSettings,
         initial: Initial,
-        on_update: OnUpdate = lambda job, weights, result: None,
+        on_update: OnUpdate | None = None,
         state_memory: float = float("inf"),
+        save_local: bool = False,
     ) -> None:
         """
         Args:
@@ -48,6 +49,7 @@ class FederatedLoop:
             initial: the start of the federation.
             on_update: called for every completed update, in client order.
             state_memory: the bytes of clients' states that stay in memory. The others go to a file.
+            save_local: True to keep each client's local model, as `save.local`.
         """
         self._runner, self._executor, self._on_update = runner, executor, on_update
         self._setup, self._method = runner.setup, runner.method
@@ -58,7 +60,7 @@ class FederatedLoop:
         tested = sample_tested(self._setup.seed, federation.clients, evaluation.clients)
         self.tests = ModelTests(runner, executor, tested)
         self._faults = FaultModel(runner.faults, self._setup.seed, samples=self._samples)
-        self.state = FederationState.start(runner, initial, state_memory)
+        self.state = FederationState.start(runner, initial, state_memory, save_local)
 
     def rounds(self) -> Iterator[RoundRecord]:
         """Run the remaining rounds, one for each item taken."""
@@ -95,7 +97,8 @@ class FederatedLoop:
             tally.add(job, result)
             if isinstance(result, FailedUpdate):
                 continue
-            self._on_update(job, state.weights, result)
+            if self._on_update is not None:
+                self._on_update(job, state.weights, result)
             with clock("aggregate"):
                 aggregator.add(result.update, self._server.weight(job.client))
             state.remember(job.client, result.update)
@@ -103,7 +106,7 @@ class FederatedLoop:
 
         # 3. The server updates its weights.
         with clock("aggregate"):
-            state.server = self._server.update(state.server, aggregator, round=t + 1)
+            state.server = self._server.step(state.server, aggregator, round=t + 1)
         state.round = t + 1
 
         # 4. Evaluate: local models were tested by the jobs above, the others are tested here.
@@ -148,7 +151,7 @@ class FederatedLoop:
             clock.add(result.seconds)
             costs += result.costs
             aggregator.add(result.update, self._server.weight(job.client))
-        state.server = self._server.prepare(state.server, aggregator)
+        state.server = self._server.step(state.server, aggregator, round=0)
         return costs
 
     def _samples(self, client: int) -> int:

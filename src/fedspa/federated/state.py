@@ -29,6 +29,9 @@ class FederationState:
     """The number of completed rounds."""
     clients: ClientStates = field(default_factory=ClientStates)
     """The states of the clients with a completed update."""
+    local_models: ClientStates | None = None
+    """With `save.local`: the weights of each of them after its last update, packed: those that are not zero (values),
+    and their places (mask)."""
     updates: dict[int, int] = field(default_factory=dict)
     """The number of completed updates of each client that has any."""
     costs: Costs = field(default_factory=Costs)
@@ -44,9 +47,13 @@ class FederationState:
     """The clients whose state has changed since the last test of personal models."""
 
     @classmethod
-    def start(cls, runner: ClientRunner, initial: Initial, memory: float) -> FederationState:
+    def start(
+        cls, runner: ClientRunner, initial: Initial, memory: float, save_local: bool
+    ) -> FederationState:
         """The state before round 1. `memory`: the bytes of clients' states in memory; the others go to a file."""
-        return cls(runner, initial, runner.method.server_init(initial), clients=ClientStates(memory))
+        clients = ClientStates(memory)
+        local_models = clients.copy() if save_local else None  # a copy shares the memory bound
+        return cls(runner, initial, runner.method.server_init(initial), 0, clients, local_models)
 
     @property
     def weights(self) -> torch.Tensor:
@@ -56,7 +63,11 @@ class FederationState:
     def draft(self) -> FederationState:
         """A copy to work on. This state does not change."""
         return replace(
-            self, clients=self.clients.copy(), updates=dict(self.updates), changed=set(self.changed)
+            self,
+            clients=self.clients.copy(),
+            local_models=None if self.local_models is None else self.local_models.copy(),
+            updates=dict(self.updates),
+            changed=set(self.changed),
         )
 
     def client_state(self, client: int) -> ClientState:
@@ -92,6 +103,11 @@ class FederationState:
         next_state = state.sharing(known)
         if next_state is not known or client not in self.clients:
             self.clients[client] = next_state
+        if self.local_models is not None:
+            assert update.local is not None
+            places = PackedMask.pack(update.local != 0).on_cpu()
+            values = update.local[update.local != 0].cpu()
+            self.local_models[client] = ClientState(values=values, mask=places)
         self.updates[client] = self.updates.get(client, 0) + 1
         self.changed.add(client)
 
@@ -128,7 +144,8 @@ class FederationState:
             "changed": sorted(self.changed),
             "costs": asdict(self.costs),
             "dense_costs": asdict(self.dense_costs),
-            "clients": self.clients.copy(),
+            "clients": self.clients,
+            "local_models": self.local_models,
             # Clients that still share the first state keep sharing it with new ones.
             "first": dict(self._first_state(0)),
         }
@@ -143,26 +160,34 @@ class FederationState:
             {name: tensor.to(device, copy=True) for name, tensor in state["server"][part].items()}
             for part in ("tensors", "kept")
         )
-        first = self._first_state(0)
         # By the id of an item in the file: its replacement here, so that clients keep sharing items.
         shared: dict[int, Item | StoredItem] = {
-            id(state["first"][name]): item for name, item in first.items()
+            id(state["first"][name]): item for name, item in self._first_state(0).items()
         }
-        clients = ClientStates(self.clients.memory)
-        for client, items in state["clients"].items():
-            clients[int(client)] = ClientState(
-                {
-                    name: shared[id(item)] if id(item) in shared else item.clone()
-                    for name, item in items.items()
-                }
-            ).to(device)
-            shared |= {id(items[name]): item for name, item in clients[int(client)].stored.items()}
+
+        def restored(
+            states: ClientStates, stored: dict[str, dict[str, Item]], device: torch.device
+        ) -> ClientStates:
+            for client, items in stored.items():
+                states[int(client)] = ClientState(
+                    {
+                        name: shared[id(item)] if id(item) in shared else item.clone()
+                        for name, item in items.items()
+                    }
+                ).to(device)
+                shared.update((id(items[name]), item) for name, item in states[int(client)].stored.items())
+            return states
+
+        clients, local_models = ClientStates(self.clients.memory), None
+        if self.local_models is not None:
+            local_models = restored(clients.copy(), state["local_models"], torch.device("cpu"))
         return FederationState(
             self.runner,
             self.initial,
             ServerState(state["weights"].to(device, copy=True), tensors, kept),
             round=state["round"],
-            clients=clients,
+            clients=restored(clients, state["clients"], device),
+            local_models=local_models,
             updates={int(client): number for client, number in state["updates"].items()},
             events=state["events"],
             costs=Costs(**state["costs"]),

@@ -8,8 +8,8 @@ when the final masks are known. Gradients are over all of a client's training ro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -20,82 +20,66 @@ from fedspa.core.records import TheoryRow
 from fedspa.federated.jobs import CompletedUpdate, UpdateJob
 from fedspa.training.base import Engine
 
+Start: TypeAlias = Callable[[torch.Tensor, ClientState], torch.Tensor]
+"""Gives the start [total] of a client's training, from the global weights [total] and its state."""
 
-@dataclass(frozen=True)
-class _Update:
-    """A client update: its client, the masks before and after it, and the weights at its end and its start."""
+
+class _Update(NamedTuple):
+    """A client update: the client, its mask and state before and its mask after it, and the weights at its end."""
 
     client: int
     mask: PackedMask
+    state: ClientState
     next_mask: PackedMask
     local: torch.Tensor
-    start: torch.Tensor | None
-    """None if the start is mask * w_t, which then is not stored."""
 
 
-@dataclass
-class _RecordedRound:
+class _RecordedRound(NamedTuple):
     """A recorded round: the global weights w_t [total], and the client updates that started from them."""
 
     weights: torch.Tensor
-    updates: list[_Update] = field(default_factory=list)
+    updates: list[_Update]
 
 
 class TheoremCurves:
     """Records every n-th round of a run with masks, and computes the curves from them."""
 
-    def __init__(
-        self,
-        every: int,
-        start: Callable[[torch.Tensor, ClientState], torch.Tensor] | None = None,
-    ) -> None:
+    def __init__(self, every: int, start: Start) -> None:
         """
         Args:
             every: the number of rounds from one recorded round to the next. Each needs memory for the global weights
                 and the local weights of all its participants.
-            start: the start [total] of a client's training, from w_t and its state; None: its mask * w_t.
+            start: the start [total] of a client's training, from w_t and its state.
         """
         self._every, self._start = every, start
         self._moments: dict[int, _RecordedRound] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "moments": {
-                t: {
-                    "weights": moment.weights,
-                    "updates": [[v.client, v.mask, v.next_mask, v.local, v.start] for v in moment.updates],
-                }
-                for t, moment in self._moments.items()
-            }
-        }
+        return {"moments": dict(self._moments)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         def copied(item: Any) -> Any:
+            if isinstance(item, dict):
+                return ClientState({name: copied(part) for name, part in item.items()})
             return item.clone() if isinstance(item, torch.Tensor | PackedMask) else item
 
         self._moments = {
-            int(t): _RecordedRound(
-                moment["weights"].clone(), [_Update(*map(copied, update)) for update in moment["updates"]]
-            )
-            for t, moment in state["moments"].items()
+            int(t): _RecordedRound(weights.clone(), [_Update(*map(copied, update)) for update in updates])
+            for t, (weights, updates) in state["moments"].items()
         }
 
     def remember(self, job: UpdateJob, weights: torch.Tensor, result: CompletedUpdate) -> None:
         """Record an update that started from the global weights w_t [total]."""
         if job.round % self._every:
             return
-        moment = self._moments.setdefault(job.round, _RecordedRound(weights.cpu()))
-        state, update = job.state.to(weights.device), result.update
+        moment = self._moments.setdefault(job.round, _RecordedRound(weights.cpu(), []))
+        state, update = job.state, result.update
         assert update.state is not None and update.local is not None
         mask, next_mask = state.mask, update.state.mask
         assert mask is not None and next_mask is not None
         if update.mask is not None and (trained := PackedMask.pack(update.mask).on_cpu()) != mask:
             mask, state = trained, update.state  # this update found the mask before its training
-        start = self._start and self._start(weights, state)
-        if start is not None and torch.equal(start, mask.unpack(like=weights) * weights):
-            start = None
-        kept = start if start is None else start.cpu()
-        moment.updates.append(_Update(job.client, mask, next_mask, update.local.cpu(), kept))
+        moment.updates.append(_Update(job.client, mask, state, next_mask, update.local.cpu()))
 
     def rows(
         self,
@@ -111,7 +95,7 @@ class TheoremCurves:
             final: the final mask m*_k of client k.
             clients: the clients of the objective's mean: all, or a sample of very many.
         """
-        evaluation = _Evaluation(engine, client_rows, final, clients)
+        evaluation = _Evaluation(engine, client_rows, final, clients, self._start)
         return [evaluation.row(t, moment) for t, moment in sorted(self._moments.items())]
 
 
@@ -123,6 +107,7 @@ class _Evaluation:
     client_rows: Sequence[np.ndarray]
     final: Callable[[int], PackedMask]
     clients: Sequence[int]
+    start: Start
 
     def row(self, t: int, moment: _RecordedRound) -> TheoryRow:
         """The quantities of a recorded round."""
@@ -160,7 +145,7 @@ class _Evaluation:
     ) -> Iterator[float]:
         """p_t at the first and the last point of a client update. A point equal to the reference gives no value."""
         mask = update.mask.unpack(like=weights)
-        start = mask * weights if update.start is None else update.start.to(weights)
+        start = self.start(weights, update.state.to(weights.device))
         for point in (start, update.local.to(weights)):
             gradient = self._gradient(update.client, point)
             moved = (gradient - reference).square().sum()

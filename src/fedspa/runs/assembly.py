@@ -27,8 +27,6 @@ from fedspa.federated.client import ClientSetup
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.evaluation import Evaluator
 from fedspa.federated.executor import Executor, InProcess
-from fedspa.federated.jobs import CompletedUpdate, UpdateJob
-from fedspa.federated.local_models import LocalModels
 from fedspa.federated.loop import FederatedLoop
 from fedspa.federated.messages import Messages
 from fedspa.federated.own_layers import OwnLayers
@@ -60,8 +58,6 @@ class Federation:
     space: ParameterSpace
     data: Data
     rows: ClientRows
-    local_models: LocalModels | None
-    """With `save.local`: each trained client's weights after its last update."""
     curves: TheoremCurves | None
     """With `theory.every`: the recorded rounds for the curves of Theorem 1."""
 
@@ -75,7 +71,7 @@ class Federation:
             part.load_state_dict(state[name])
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
-        named = {"loop": self.loop, "local_models": self.local_models, "curves": self.curves}
+        named = {"loop": self.loop, "curves": self.curves}
         return ((name, part) for name, part in named.items() if part)
 
 
@@ -142,19 +138,12 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     if source.val_fraction:
         evaluators.append(evaluator(train_examples, rows.val, VALIDATION))
 
-    local_models = LocalModels() if settings.save.local else None
     curves = None
     if settings.theory.every:
         # A personal model is the start of its client's next training.
         curves = TheoremCurves(settings.theory.every, plan.method.personal)
-
-    def on_update(job: UpdateJob, weights: torch.Tensor, result: CompletedUpdate) -> None:
-        for keeper in (local_models, curves):
-            if keeper:
-                keeper.remember(job, weights, result)
-
     mask = plan.method.normaliser == "holders" or bool(curves and plan.mask.searches_first)
-    used = {"mask": mask, "local": bool(local_models or curves)}
+    used = {"mask": mask, "local": bool(settings.save.local or curves)}
     link = Link(space, settings.federation.wire, settings.seed) if settings.federation.wire else None
     setup = ClientSetup(
         seed=settings.seed,
@@ -179,8 +168,17 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
     if group.size > 1:
         executor = Ranks(executor, group, runner.work)
     memory = plan.hardware.state_memory_gb * 1e9
-    loop = FederatedLoop(runner, executor, settings.federation, settings.eval, initial, on_update, memory)
-    return Federation(loop, runner, executor, group, space, data, rows, local_models, curves)
+    loop = FederatedLoop(
+        runner,
+        executor,
+        settings.federation,
+        settings.eval,
+        initial,
+        on_update=curves.remember if curves else None,
+        state_memory=memory,
+        save_local=settings.save.local,
+    )
+    return Federation(loop, runner, executor, group, space, data, rows, curves)
 
 
 def _executor(plan: Plan, runner: ClientRunner, initial: Initial, launch: Launch) -> Executor:

@@ -40,7 +40,7 @@ from fedspa.partition.clients import row_counts
 from fedspa.runs.assembly import Federation, build
 from fedspa.runs.out_of_memory import explains_memory
 from fedspa.runs.rank_group import RankGroup, joined, on_every_rank
-from fedspa.tracking.client_table import client_table, last_masks, last_states
+from fedspa.tracking.client_table import client_table, last_local_models, last_masks, last_states
 from fedspa.tracking.console import console_views
 from fedspa.tracking.fanout import Trackers
 from fedspa.tracking.run_folder import RunFolder
@@ -129,7 +129,7 @@ class BegunRun:
                 state = read(file)
             except ArchiveError as error:
                 raise UserError(
-                    f"{another} cannot be read ({error}): begin a new run in another folder."
+                    f"{newest or another} cannot be read ({error}): begin a new run in another folder."
                 ) from error
             self._state.load(state, continues=continues)
 
@@ -297,7 +297,7 @@ def result(federation: Federation, kept: Kept, summary: dict[str, Any], *, keep_
         clients=client_table(loop, rows, scores),
         weights={name: tensor.cpu() for name, tensor in space.items(loop.state.weights)},
         masks=last_masks(loop),
-        local_weights=federation.local_models.tensors() if federation.local_models else {},
+        local_weights=last_local_models(loop),
         client_states=last_states(loop) if keep_states else None,
         theory=theory,
     )

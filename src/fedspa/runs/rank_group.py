@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 import torch
 
@@ -198,22 +198,22 @@ def _beside_signals(work: Callable[[], T]) -> T:
 
 
 @contextmanager
-def on_every_rank(path: Path | None, group: RankGroup) -> Iterator[BinaryIO | None]:
-    """Open a file of the first rank for reading on all ranks; None if there is no file.
+def on_every_rank(path: Path | None, group: RankGroup) -> Iterator[Path | None]:
+    """A file of the first rank on all ranks; None if there is no file.
 
-    The ranks may share no disk: the others read a copy in the folder for temporary files (TMPDIR). `path`: the first
+    The ranks may share no disk: the others get a copy in the folder for temporary files (TMPDIR). `path`: the first
     rank's path.
     """
     if not group.broadcast(path is not None):
         yield None
         return
     with group.synchronised():
-        file: BinaryIO = path.open("rb") if path else tempfile.TemporaryFile()  # noqa: SIM115
+        file: IO[bytes] = path.open("rb") if path else tempfile.NamedTemporaryFile()  # noqa: SIM115
     with file:
         if group.size > 1:
             with group.synchronised():
                 while piece := group.broadcast(file.read(PIECE) if group.main else b""):
                     if not group.main:
                         file.write(piece)
-            file.seek(0)
-        yield file
+            file.flush()
+        yield Path(file.name)

@@ -69,6 +69,18 @@ def last_masks(loop: FederatedLoop) -> Lazy:
     return Lazy([str(client) for client in sorted(states)] if masked else [], bits)
 
 
+def last_local_models(loop: FederatedLoop) -> Lazy:
+    """The packed local model of each trained client: `<client>.values`, and the bits of `<client>.mask`."""
+    models: Mapping[int, ClientState] = loop.state.local_models or {}
+
+    def tensor(key: str) -> torch.Tensor:
+        client, name = key.split(".")
+        item = models[int(client)][name]
+        return item.bits if isinstance(item, PackedMask) else item
+
+    return Lazy([f"{client}.{name}" for client in sorted(models) for name in ("values", "mask")], tensor)
+
+
 def last_states(loop: FederatedLoop) -> Lazy:
     """The states of the trained clients beside their masks, by `<client>.<name>`.
 
