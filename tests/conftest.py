@@ -17,7 +17,7 @@ from fedspa.kernels import building
 from fedspa.studies.jobs import register_studies
 
 THOROUGH = """
-api batchnorm cli conv_pool cost_report docs_commands export extending files_page folder
+api batchnorm cli conv_pool cost_report docs_commands export extending files_page folder gpu_check
 foreign_models hub interruption joining kernel_building launchers local_batchnorm malformed
 many_clients memory method_presets mlflow_away more_searchers other_data own_objects pairs plugins
 ranks ranks_end report_pages resources resume_commands roles search slurm streams sweeps tracking_mlflow

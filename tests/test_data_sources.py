@@ -346,8 +346,16 @@ def test_broken_idx_files_are_named_with_the_row(tmp_path: Path, suffix: str) ->
 @pytest.mark.parametrize(
     "images, labels, sentence",
     [
-        ((2**31, SIDE, SIDE), 2**31, r"images-idx3-ubyte breaks off in row 2 \(from 0\)"),
-        ((TRAIN, 2**15, 2**15), TRAIN, r"images-idx3-ubyte breaks off in row 0 \(from 0\)"),
+        (
+            (2**31, SIDE, SIDE),
+            2**31,
+            r"images-idx3-ubyte is no readable idx file .it breaks off in row 2 \(from 0\)",
+        ),
+        (
+            (TRAIN, 2**15, 2**15),
+            TRAIN,
+            r"images-idx3-ubyte is no readable idx file .it breaks off in row 0 \(from 0\)",
+        ),
         ((2, SIDE, SIDE), TRAIN, "holds 2 images, but .* 12 labels"),
         ((2, SIDE, 2 * SIDE), 2, "breaks off in row 1"),
     ],

@@ -49,11 +49,11 @@ def written(search, mask):
 
 
 SPOILT = [
-    (lambda search, mask: mask.bool(), "a mask of dtype bool", "float32"),
-    (lambda search, mask: mask.double(), "a mask of dtype float64", "float32"),
-    (lambda search, mask: mask[:5], "a mask of shape [5]", "must be of ["),
-    (lambda search, mask: mask[None], "a mask of shape [1, ", "must be of ["),
-    (lambda search, mask: mask.to("meta"), "a mask of device meta", "must be of cpu"),
+    (lambda search, mask: mask.bool(), "a mask that has dtype bool", "float32"),
+    (lambda search, mask: mask.double(), "a mask that has dtype float64", "float32"),
+    (lambda search, mask: mask[:5], "a mask that has shape [5]", "must have ["),
+    (lambda search, mask: mask[None], "a mask that has shape [1, ", "must have ["),
+    (lambda search, mask: mask.to("meta"), "a mask that has device meta", "must have cpu"),
     (lambda search, mask: None, "NoneType instead of a mask", "tensor"),
     (lambda search, mask: mask.tolist(), "list instead of a mask", "tensor"),
     (doubled, "other values than zeros and ones", ""),

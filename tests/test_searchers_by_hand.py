@@ -17,6 +17,7 @@ from test_rounds_by_hand import tiny_federation
 from fedspa.core.errors import UserError
 from fedspa.core.records import Costs
 from fedspa.core.weights import ParameterSpace
+from fedspa.data.examples import Batch
 from fedspa.masks.deepr import DeepR
 from fedspa.masks.dsr import DSR, THRESHOLD
 from fedspa.masks.dst import DST
@@ -28,6 +29,7 @@ from fedspa.masks.select import share_out
 from fedspa.masks.snfs import MOMENTUM, SNFS
 from fedspa.masks.topkast import TopKAST
 from fedspa.methods.fedspa import FedSpa
+from fedspa.training.local_training import LocalTraining
 
 FEDSPA = FedSpa(name="fedspa")
 TWO = ParameterSpace(("first", "second", "bias"), ((2, 4), (1, 4), (2,)))
@@ -72,11 +74,24 @@ def top(w, counts, within=None):
     return mask
 
 
+class OwnTraining(LocalTraining):
+    """A module with its own step."""
+
+    def training_step(self, batch: Batch, batch_idx: int = 0) -> torch.Tensor:
+        return self.objective.loss(self.network(batch.inputs), batch.targets)
+
+
+class OwnStep(FedSpa):
+    def training_module(self, network, settings, objective):
+        return OwnTraining(network, settings, objective)
+
+
 @pytest.mark.parametrize("wire", [None, "fp32"])
-def test_two_rounds_of_topkast(wire):
+@pytest.mark.parametrize("method", [FEDSPA, OwnStep(name="own")], ids=["fedspa", "own step"])
+def test_two_rounds_of_topkast(method, wire):
     """D is 6 of the weights and 2 of the biases, M a quarter of each tensor: 3 weights and no bias."""
     run = tiny_federation(
-        FEDSPA, TopKAST(name="topkast", explore=0.25), active=(6, 2), wire=wire, weight_decay=0.1
+        method, TopKAST(name="topkast", explore=0.25), active=(6, 2), wire=wire, weight_decay=0.1
     )
     exact = {"rtol": 0, "atol": 1e-12 if wire is None else 1e-6}
     w, bodies = W0, [top(W0, (9, 2))] * 2

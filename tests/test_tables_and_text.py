@@ -27,7 +27,7 @@ from fedspa.export.formats import as_torch
 from fedspa.export.stored_run import StoredRun
 from fedspa.partition.clients import client_rows
 from fedspa.runs import experiment
-from fedspa.studies.progress import outcome
+from fedspa.studies.results import outcome
 
 Planner = Callable[..., Plan]
 SHORT = (

@@ -41,6 +41,8 @@ SMALL = (
         (["method=local", "federation.wire=fp16"], ["federation.wire=fp16", "method=local"]),
         (["mask=snip", "layer_sparsity=uniform"], ["layer_sparsity=uniform", "mask=snip"]),
         (["method=dispfl", "faults.norm_bound=5"], ["faults.norm_bound=5", "method=dispfl"]),
+        (["method=dispfl", "faults.loss=0.5"], ["faults.loss=0.5", "method=dispfl"]),
+        (["method=dispfl", "faults.deadline=1.5"], ["faults.deadline=1.5", "method=dispfl"]),
         (["method=fedmd", "faults.norm_bound=5"], ["faults.norm_bound=5", "method=fedmd"]),
         (["logger=csv", "save.upload_weights=true"], ["save.upload_weights=true", "logger=mlflow"]),
     ],

@@ -18,15 +18,17 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedspa.config.plan import ONE_EACH, Plan, check, register
+from fedspa.config.composing import parsed
+from fedspa.config.plan import Plan, check, register
 from fedspa.config.recorded import KEYS, repeating
 from fedspa.core.errors import UserError, nearest
-from fedspa.core.explaining import explain, refused_override
+from fedspa.core.explaining import explain
 from fedspa.core.launch import launched
 from fedspa.core.lazy_torch import defer_torch
 from fedspa.core.paths import config_dir
@@ -35,7 +37,6 @@ from fedspa.runs.folders import is_chosen
 from fedspa.runs.interruption import PREEMPTED, READER_GONE, STOPPED, Preempted, command
 from fedspa.studies.jobs import register_studies
 from fedspa.studies.launchers import EXTRAS, JobFailed, in_own_process, side_by_side, take_a_gpu
-from fedspa.usage import register_usage
 
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of the operating system that speak of a place, not of a bug."""
@@ -66,7 +67,8 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
         register(schema)
         sys.argv = [sys.argv[0], *repeating(words)]
         register_studies()
-        register_usage(usage or "")
+        shown = (usage or "").strip().replace("$", "$$")  # Hydra reads it as a template
+        OmegaConf.register_new_resolver("usage", lambda: shown, replace=True)
         if sweeping and (ranks := launched().size) > 1:
             raise UserError(
                 f"-m starts runs one after another, but here are {ranks} ranks for one run: leave out one."
@@ -90,7 +92,7 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
         OmegaConfBaseException,
         ValueError,
     ) as error:  # from composing: no job raises them
-        return report(explain_hydra(error, sys.argv[1:]), show_traceback)
+        return report(explain_hydra(error), show_traceback)
     except OSError as error:  # from making the folder of a run
         return report(unwritable(error), show_traceback)
     return 0
@@ -142,15 +144,14 @@ def _check_words(words: Sequence[str]) -> None:
             raise UserError(
                 f"{word} is not text in UTF-8: type it in a terminal whose encoding is UTF-8, or rename the file."
             )
-        group, _, value = word.lstrip("+").partition("=")
-        if group in ("sweep", "model", *ONE_EACH) and value.startswith("["):
-            raise UserError(f"{word} is a list: {group} takes one option, as in {group}=<name>.")
-    for word in get_args_parser().parse_known_args(words)[1]:
+    options, rest = get_args_parser().parse_known_args(words)
+    for word in rest:
         if word.startswith("-"):
             raise UserError(f"{word} is not an option: a setting is written as key=value, without dashes.")
         raise UserError(
             f"{word} stands apart from the other settings: write options such as -m before them all."
         )
+    parsed(options.overrides)
 
 
 def _one_of(chosen: Any) -> bool:
@@ -191,8 +192,8 @@ def unwritable(error: OSError) -> UserError:
     return mistake
 
 
-def explain_hydra(error: Exception, words: Sequence[str]) -> UserError:
-    """One sentence for Hydra's error about these words, with the nearest valid names."""
+def explain_hydra(error: Exception) -> UserError:
+    """One sentence for Hydra's error about a setting, with the nearest valid names."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OmegaConfBaseException):
         cause = cause.__cause__
@@ -216,8 +217,7 @@ def explain_hydra(error: Exception, words: Sequence[str]) -> UserError:
         override = text.split("'")[1]
         mistake = UserError(f"{override} is several values: add -m to run each, or write a list as [a,b].")
     else:
-        told = refused_override(text, words)
-        mistake = UserError(told or f"{text} (in: {' '.join(words)})")
+        mistake = UserError(f"{str(error).strip().splitlines()[0].rstrip('.')}.")
     mistake.__cause__ = error
     return mistake
 
@@ -226,8 +226,7 @@ def _form(override: str) -> str:
     """The text to type in a shell for a setting that Hydra's grammar refuses."""
     key, _, value = override.partition("=")
     text = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
-    escaped = re.sub(r"""(\\*)("|$)""", lambda found: 2 * found[1] + (r"\"" if found[2] else ""), text)
-    quoted = shlex.quote(f'{key}="{escaped}"')
+    quoted = shlex.quote(f"{key}={QuotedString(text, Quote.double).with_quotes()}")
     try:
         OverridesParser.create().parse_override(shlex.split(quoted)[0])
     except HydraException:  # it is the key that cannot be read

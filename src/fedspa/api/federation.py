@@ -131,7 +131,7 @@ class Federation:
         try:
             config, command = composed(*self._words)
         except (HydraException, OmegaConfBaseException, ValueError) as error:
-            raise explain_hydra(error, self._words[0]) from error
+            raise explain_hydra(error) from error
         if self._threads > 1:
             stay_in_one_process(config, self._threads)
         plan = check(config, self._objects)

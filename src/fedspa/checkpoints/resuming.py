@@ -9,16 +9,12 @@ import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from typing import Any, NamedTuple
 
 from fedspa.checkpoints.data_there import DataThere
 from fedspa.config.plan import Plan
-from fedspa.config.recorded import has_config
-from fedspa.core.errors import UserError, brief
+from fedspa.config.recorded import has_config, recorded_config
+from fedspa.core.errors import UserError
 from fedspa.core.identity import CONFIG_HASH, ROUNDS, following_rounds, what_differs
 from fedspa.core.paths import project_root
 from fedspa.core.roles import Role, settings_that
@@ -69,7 +65,7 @@ def place(plan: Plan, folder: Path, *, given: bool) -> Place:
             if config_hash_in(folder) is None:
                 return Place(folder)
             found = folder  # the continuation was begun there already
-    refuse_other_settings(_config_in(found), plan.resolved, str(found))
+    refuse_other_settings(recorded_config(found / "config.yaml"), plan.resolved, str(found))
     finished = is_finished(found, plan.config_hash)
     if finished and not DataThere().same(found, plan):
         raise UserError(
@@ -95,7 +91,7 @@ def _has_other_rounds(folder: Path, plan: Plan) -> bool:
 
 def _check_continuing(found: Path, plan: Plan) -> None:
     """Raise `UserError` unless the finished run can be continued with the settings of the plan."""
-    theirs, rounds = _config_in(found), plan.settings.federation.rounds
+    theirs, rounds = recorded_config(found / "config.yaml"), plan.settings.federation.rounds
     refuse_other_settings(theirs, plan.resolved, str(found), following_rounds(theirs, plan.resolved))
     if rounds < (done := theirs["federation"]["rounds"]):
         raise UserError(
@@ -143,7 +139,10 @@ def leaves_otherwise(folder: Path, plan: Plan) -> bool:
     """True if the run in a folder leaves other files there than this plan, such as with `save.local`."""
     if config_hash_in(folder) is None:
         return False
-    theirs, ours = (settings_that(config, Role.KEEPS) for config in (_config_in(folder), plan.resolved))
+    theirs, ours = (
+        settings_that(config, Role.KEEPS)
+        for config in (recorded_config(folder / "config.yaml"), plan.resolved)
+    )
     return theirs != ours
 
 
@@ -162,18 +161,6 @@ def config_hash_in(folder: Path) -> str | None:
     return line.removeprefix(CONFIG_HASH) if line.startswith(CONFIG_HASH) else None
 
 
-def _config_in(folder: Path) -> dict[str, Any]:
-    """The resolved config of the run that began in a folder. The YAML is read without making objects."""
-    file = folder / "config.yaml"
-    try:
-        config = OmegaConf.to_container(OmegaConf.load(file))
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(
-            f"{file} cannot be read ({brief(error)}): put it back as it was, or begin a new run in another folder."
-        ) from error
-    return cast("dict[str, Any]", config) if isinstance(config, dict) else {}
-
-
 def _newest(plan: Plan) -> Path | None:
     """The newest run of this plan under outputs/, the default place of runs, that can resume.
 
@@ -184,7 +171,7 @@ def _newest(plan: Plan) -> Path | None:
     for folder in sorted(begun, key=lambda folder: (begun[folder], folder), reverse=True):
         if config_hash_in(folder) != plan.config_hash or leaves_otherwise(folder, plan):
             continue
-        if _config_in(folder).get("resume") not in (None, AUTO):
+        if recorded_config(folder / "config.yaml").get("resume") not in (None, AUTO):
             continue
         if not is_finished(folder, plan.config_hash) or there.same(folder, plan):
             return folder

@@ -10,11 +10,11 @@ from typing import Any
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fedspa.config.plan import register
-from fedspa.core.errors import UserError
+from fedspa.config.plan import ONE_EACH, register
+from fedspa.core.errors import UserError, nearest, written
 from fedspa.core.paths import config_dir
 
 ELSEWHERE = {
@@ -51,17 +51,34 @@ def composed(
     return config, whole.hydra
 
 
+def parsed(words: Sequence[str]) -> list[Override]:
+    """The words in Hydra's form. Raises `UserError` for a group that does not get the name of an option."""
+    overrides = OverridesParser.create().parse_overrides(list(words))
+    for override in overrides:
+        group, word = override.key_or_group, override.input_line
+        folder = config_dir() / group
+        if override.is_delete() or override.is_sweep_override() or not group or not folder.is_dir():
+            continue
+        value = override.value()
+        if isinstance(value, list) and group in ("model", *ONE_EACH):
+            raise UserError(f"{word} is a list: {group} takes one option, as in {group}=<name>.")
+        if not isinstance(value, str | list):
+            options = [file.stem for file in folder.glob("*.yaml")]
+            raise UserError(f"{word} is not known: {nearest(written(value), options)}.")
+    return overrides
+
+
 def _check(words: Sequence[str], nodes: Mapping[str, Any]) -> None:
     """Raise `UserError` for words that only the command line has, and for a setting that is set twice."""
     seen = set[str]()
     for word in words:
         if not isinstance(word, str):
             raise UserError(f"{word!r} is not a setting in words, such as 'dataset=digits'.")
-        (override,) = OverridesParser.create().parse_overrides([word])
+    for override in parsed(words):
         key = override.key_or_group
         section = key.replace("/", ".").partition(".")[0]
         if section in ELSEWHERE:
-            raise UserError(f"{word} sets {section}, {ELSEWHERE[section]}.")
+            raise UserError(f"{override.input_line} sets {section}, {ELSEWHERE[section]}.")
         if section in nodes:
             raise UserError(f"{key} has no effect beside an own {section}: leave it out.")
         if key in seen:

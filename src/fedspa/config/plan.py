@@ -186,6 +186,8 @@ def check(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Plan:
     `objects`: components by group that are used as they are, and as `model` a function that makes the network. The
     config's node of such a group only describes the object.
     """
+    from fedspa.methods.checking import check_declaration
+
     objects = objects or {}
     schema = OmegaConf.get_type(config)  # the command's schema; dict for a recorded config
     values: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
@@ -212,6 +214,7 @@ def check(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Plan:
         }
         parts[group] = {name: component for name, (component, _) in built.items()}
         resolved[group] = {name: plain for name, (_, plain) in built.items()}
+    check_declaration(parts["method"])
     unused = leave_out(settings, parts, resolved)
     plan = Plan(settings=settings, resolved=resolved, unused=unused, make_model=objects.get("model"), **parts)
     _check_together(plan)
@@ -263,9 +266,6 @@ def _check_metrics(plan: Plan) -> None:
 
 def _check_together(plan: Plan) -> None:
     """Check settings that concern several components."""
-    from fedspa.methods.checking import check_declaration
-
-    check_declaration(plan.method)
     method, mask = plan.names["method"], plan.names["mask"]
     if plan.method.uses_mask and plan.mask is None:
         raise UserError(f"method={method} needs masks, but mask={mask}: use mask=dst or another searcher.")

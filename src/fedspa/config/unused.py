@@ -9,6 +9,9 @@ from fedspa.core.settings import Config
 LAYER_SPARSITY = {"name": "erk", "mask_scope": "all"}
 """The layer sparsity of conf/config.yaml, which no user chose."""
 
+_OF_UPDATES = ("faults.loss", "faults.corruption", "faults.deadline", "faults.norm_bound")
+"""The settings of the messages that clients send to the server."""
+
 
 def leave_out(settings: Config, parts: dict[str, Any], resolved: dict[str, Any]) -> tuple[str, ...]:
     """Set unused settings to 0 in `resolved`, so that they do not make another experiment.
@@ -39,31 +42,21 @@ def leave_out(settings: Config, parts: dict[str, Any], resolved: dict[str, Any])
         )
         resolved["finetune"]["epochs"] = 0
     if not method.sends:
-        sentences += [
-            f"{words} has no effect: method={name} sends nothing" for words in _of_messages(settings)
-        ]
-    elif (bound := settings.faults.norm_bound) is not None and "global" not in method.kinds:
-        sentences.append(
-            f"faults.norm_bound={bound} has no effect: method={name} sends no weights to a server"
-        )
+        idle, why = ["federation.wire", *_OF_UPDATES], "sends nothing"
+    elif "global" not in method.kinds:  # weights that travel go from client to client
+        idle = list(_OF_UPDATES) if method.sends_weights else ["faults.norm_bound"]
+        why = "sends no weights to a server"
+    else:
+        idle, why = [], ""
+    for key in idle:
+        section, option = key.split(".")
+        if value := getattr(getattr(settings, section), option):
+            sentences.append(f"{key}={value} has no effect: method={name} {why}")
     if settings.save.upload_weights and not _sends_files(parts["loggers"]):
         sentences.append(
             "save.upload_weights=true sends nothing: there is no MLflow among the loggers (logger=mlflow)"
         )
     return tuple(sentences)
-
-
-def _of_messages(settings: Config) -> list[str]:
-    """The settings of messages that are set, in the form of the command line."""
-    faults = settings.faults
-    values = {
-        "federation.wire": settings.federation.wire,
-        "faults.loss": faults.loss or None,
-        "faults.corruption": faults.corruption or None,
-        "faults.deadline": faults.deadline,
-        "faults.norm_bound": faults.norm_bound,
-    }
-    return [f"{key}={value}" for key, value in values.items() if value is not None]
 
 
 def _sends_files(loggers: dict[str, Any]) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, get_args, get_origin
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from omegaconf.base import Container, Node
 from omegaconf.errors import (
@@ -27,60 +26,6 @@ from fedspa.core.paths import config_dir
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
-UNRESOLVED = {
-    r"Interpolation key '(.*)' not found": "there is no setting {0}",
-    r"Unsupported interpolation type (.*)": "there is no resolver {0}",
-    r"Recursive interpolation detected": "it refers to itself",
-    r"TypeError raised while resolving interpolation: .*": "the arguments do not fit",
-    r"\w+ raised while resolving interpolation: (.*)": "{0}",
-}
-"""OmegaConf's messages about an interpolation that it cannot resolve, and the reason to show."""
-REFUSALS = {
-    r"Could not append to config\. An item is already at '(.*?)'.*": "{0} has a value already: write {0}=<value>, "
-    "without the +.",
-    r"Multiple values for (\S+)\. .*": "{0} is chosen already: write {0}=<name>, without the +.",
-    r"force-add of config groups is not supported: '\++(.*?)=.*'": "{0} is chosen already: write {0}=<name>, without "
-    "the ++.",
-    r"Could not delete from config\. '(.*)' does not exist\.": "~{0} leaves nothing out: there is no setting {0}.",
-    r"Could not delete from config\. The value of '(.*)' is (.*) and not (.*)\.": "~{0}={2} leaves nothing out: it is "
-    "{1}.",
-    r"Could not delete '(.*)'\. No match in the defaults list": "~{0} leaves nothing out: it is not chosen.",
-    r"Override (\S+) looks like a config group override, but config group '(.*)' does not exist\.": "{1} is not a "
-    "setting: what is chosen from a folder of conf/ is written as <folder>=<name>.",
-    r"Could not override '(.*?)@.*?'\. .*": "{0}@ has no meaning here: write {0}=<name>.",
-}
-"""Hydra's messages about an override that it refuses, and the sentence to show."""
-
-
-def refused_override(text: str, words: Iterable[str]) -> str | None:
-    """The sentence about an override that Hydra refuses; None if the message is about anything else.
-
-    Args:
-        text: Hydra's message, on one line.
-        words: the command line.
-    """
-    for pattern, sentence in REFUSALS.items():
-        if found := re.fullmatch(pattern, text):
-            return sentence.format(*found.groups())
-    if not text.startswith("Config group override must be a string or a list"):
-        return None
-    parser = OverridesParser.create()
-    for word in words:
-        key = word.partition("=")[0].lstrip("+")
-        if "=" not in word or key != "sweep" and not (config_dir() / key).is_dir():
-            continue
-        if not key:
-            return f"{word} names no setting: a setting is written as key=value."
-        value = parser.parse_override(word).value()
-        if not isinstance(value, str | list):
-            options = [file.stem for file in (config_dir() / key).glob("*.yaml")]
-            return (
-                f"{word} is not known: {nearest(written(value), options)}."
-                if options
-                else f"{word} names no file."
-            )
-    return None
-
 
 def explain(
     error: OmegaConfBaseException, group: str = "", config: Mapping[str, Any] | None = None
@@ -97,10 +42,6 @@ def explain(
         return _unknown(error, where, group, config)
     what = str(error).splitlines()[0].rstrip(".")
     if isinstance(error, InterpolationResolutionError | UnsupportedInterpolationType):
-        for pattern, reason in UNRESOLVED.items():
-            if found := re.fullmatch(pattern, what):
-                what = reason.format(*found.groups())
-                break
         return UserError(f"{where}={error.child_node._value()} cannot be resolved: {what}.")
     if isinstance(error, ConfigTypeError) and "does not support deletion" in what:
         return left_out(where)

@@ -14,7 +14,7 @@ import torch
 from datasets.utils import tqdm
 
 from fedspa.core.errors import UserError, brief, check_choice, check_range
-from fedspa.data import files
+from fedspa.data import image_files
 from fedspa.data.parts import Labels, Part
 from fedspa.data.pictures import CHANNELS, RESIZES, BadPicture, Fit, channels_of, opened
 from fedspa.data.sets import ArraySet
@@ -114,10 +114,12 @@ class Images(TableSource, ImageSource):
     def open(self) -> Mapping[str, datasets.Dataset]:
         if not self.path:
             return super().open()
-        return files.open_images(self.path, self.origin, self._split_names, self.label)
+        return image_files.open_images(self.path, self.origin, self._split_names, self.label)
 
     def _label_column(self, part: Part) -> str:
-        folders = [name for name in (files.CLASS, "label") if self.label is None and name in part.discrete]
+        folders = [
+            name for name in (image_files.CLASS, "label") if self.label is None and name in part.discrete
+        ]
         return folders[0] if folders else super()._label_column(part)
 
     def _each(self, part: Part, use: Callable[[Image], T]) -> Iterator[T]:

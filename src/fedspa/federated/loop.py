@@ -106,7 +106,7 @@ class FederatedLoop:
 
         # 3. The server updates its weights.
         with clock("aggregate"):
-            state.server = self._server.update(state.server, aggregator, round=t + 1)
+            state.server = self._server.step(state.server, aggregator, round=t + 1)
         state.round = t + 1
 
         # 4. Evaluate: local models were tested by the jobs above, the others are tested here.
@@ -151,7 +151,7 @@ class FederatedLoop:
             clock.add(result.seconds)
             costs += result.costs
             aggregator.add(result.update, self._server.weight(job.client))
-        state.server = self._server.prepare(state.server, aggregator)
+        state.server = self._server.step(state.server, aggregator, round=0)
         return costs
 
     def _samples(self, client: int) -> int:

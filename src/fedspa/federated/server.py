@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedspa.core.client import Peers
 from fedspa.core.errors import UserError
 from fedspa.core.randomness import generator
-from fedspa.core.server import Aggregate, ServerState
+from fedspa.core.server import ServerState
 from fedspa.core.weights import all_finite
 from fedspa.federated.aggregation import Aggregator
 from fedspa.federated.client import ClientSetup
@@ -49,26 +48,15 @@ class Server:
         """An empty aggregator for a round."""
         return Aggregator(self.method.normaliser, self.clients, self.setup.space, self.setup.target_counts)
 
-    def update(self, server: ServerState, aggregator: Aggregator, round: int) -> ServerState:
-        """The server's state after a round (from 1)."""
-        return self._moved(server, aggregator, self.method.server_update, round)
+    def step(self, server: ServerState, aggregator: Aggregator, round: int) -> ServerState:
+        """The server's state after a round (from 1), or after the step before round 1 (0).
 
-    def prepare(self, server: ServerState, aggregator: Aggregator) -> ServerState:
-        """The server's state after the step before round 1."""
-        return self._moved(server, aggregator, self.method.server_prepare, round=1)
-
-    def _moved(
-        self,
-        server: ServerState,
-        aggregator: Aggregator,
-        move: Callable[[ServerState, Aggregate], ServerState],
-        round: int,
-    ) -> ServerState:
-        """The server's state after a step of the method; unchanged if no client sent anything.
-
-        Raises `UserError` if finite updates were too large for their sum.
+        It is unchanged if no client sent anything. Raises `UserError` if finite updates were too large for their sum.
         """
-        aggregate = aggregator.result()
+        aggregate, move = (
+            aggregator.result(),
+            self.method.server_update if round else self.method.server_prepare,
+        )
         if aggregate is None:
             return server
         moved = check_server(self.method, move(server, aggregate), server)
@@ -76,6 +64,6 @@ class Server:
         if all(all_finite(tensor.flatten()) for tensor in tensors):
             return moved
         raise UserError(
-            f"The global weights of round {round} are not finite: the updates were too large to be added up; lower "
-            "training.lr, or bound the updates with faults.norm_bound."
+            f"The global weights of round {max(round, 1)} are not finite: the updates were too large to be added up; "
+            "lower training.lr, or bound the updates with faults.norm_bound."
         )

@@ -8,6 +8,7 @@ import torch
 
 from fedspa.core.client import Client
 from fedspa.core.errors import UserError
+from fedspa.core.weights import difference
 from fedspa.masks.search_input import SearchInput
 
 
@@ -31,14 +32,8 @@ def check_mask(
     like = search.mask
     if not isinstance(mask, torch.Tensor):
         raise refusal(title, search, f"{type(mask).__name__} instead of a mask, which must be a tensor")
-    for what in ("shape", "dtype", "device"):
-        is_, must_be = (getattr(tensor, what) for tensor in (mask, like))
-        if is_ != must_be:
-            raise refusal(
-                title,
-                search,
-                f"a mask of {what} {_show(is_)}: as search.mask, it must be of {_show(must_be)}",
-            )
+    if differs := difference(mask, like):
+        raise refusal(title, search, f"a mask that has {differs}, as search.mask has")
     space, same = search.space, torch.ones((), dtype=torch.bool) if may_change else (mask == like).all()
 
     def check(found: torch.Tensor, ones: torch.Tensor, same: torch.Tensor) -> None:
@@ -70,10 +65,6 @@ def _compared(
     if isinstance(planned, int):
         return [("all tensors", sum(counts), planned)]
     return list(zip(names, counts, planned, strict=True)) if planned else []
-
-
-def _show(fact: object) -> str:
-    return str(list(fact) if isinstance(fact, torch.Size) else fact).removeprefix("torch.")
 
 
 def refusal(title: str, search: SearchInput, what: str) -> UserError:

@@ -5,7 +5,7 @@ They check types, shapes, dtypes and devices alone, which costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from fedspa.core.client_state import ClientState
 from fedspa.core.errors import UserError
 from fedspa.core.records import KINDS
 from fedspa.core.server import ServerState
+from fedspa.core.weights import difference
 from fedspa.methods.base import Method
 
 TESTED = KINDS[:-1]
@@ -115,15 +116,8 @@ def check_vector(who: str, what: str, vector: Any, like: torch.Tensor) -> None:
     """Raise `UserError` unless a vector has the shape, dtype and device of `like`. `who` names its source."""
     if not isinstance(vector, torch.Tensor):
         raise wrong(who, f"{what} is {_kind(vector)} instead of a tensor")
-    facts: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
-        ("shape", lambda tensor: list(tensor.shape)),
-        ("dtype", lambda tensor: tensor.dtype),
-        ("device", lambda tensor: tensor.device),
-    ]
-    for name, of in facts:
-        if of(vector) != of(like):
-            has, must = (str(of(tensor)).removeprefix("torch.") for tensor in (vector, like))
-            raise wrong(who, f"{what} has {name} {has}: it must have {must}")
+    if differs := difference(vector, like):
+        raise wrong(who, f"{what} has {differs}")
 
 
 def title(method: Method) -> str:

@@ -10,48 +10,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
-from fedspa.core.client import Client, ClientUpdate, Initial
+from fedspa.core.client import Client, ClientUpdate
 from fedspa.core.client_state import ClientState
-from fedspa.core.errors import check_range
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.server import ServerState
-from fedspa.masks.magnitude import pruned, pruned_share
-from fedspa.methods.base import Method
+from fedspa.masks.magnitude import pruned
+from fedspa.methods.pruning import PruningMethod
 
 
 @dataclass(kw_only=True)
-class LotteryFL(Method):
-    """LotteryFL. Each weight is averaged over the clients whose mask has it, and stays if there is none."""
+class LotteryFL(PruningMethod):
+    """LotteryFL. Each weight is averaged over the clients whose mask has it, and stays if there is none. No tensor
+    becomes sparser than `sparsity`. The received model must be accurate."""
 
-    weighting: str = "uniform"
     normaliser: ClassVar[str] = "holders"  # type: ignore[misc]  # part of the method: not a setting
-    sparsity: float = 0.5
-    """The final sparsity: no tensor becomes sparser. Tensors of one dimension stay dense and do not count."""
     prune_rate: float = 0.2
-    """The share of a tensor's active weights that one pruning takes."""
     accuracy_threshold: float = 0.2
-    """The least accuracy, in [0, 1], of the received model on the client's training data."""
-
-    kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
-    uses_sparsity: ClassVar[bool] = True
-    starts_dense: ClassVar[bool] = True
-    needs_accuracy: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("method.sparsity", self.sparsity, low=0, high=1, high_open=True)
-        check_range("method.prune_rate", self.prune_rate, low=0, high=1)
-        check_range("method.accuracy_threshold", self.accuracy_threshold, low=0, high=1)
-
-    def client_init(self, client: int, initial: Initial) -> ClientState:
-        return ClientState(mask=initial.full_mask)
 
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
         mask, state = client.mask, None
         start = mask * client.weights
-        if self._too_dense(client) and client.accuracy(start, mask=mask) > self.accuracy_threshold:
+        if self.too_dense(client) and client.accuracy(start, mask=mask) > self.accuracy_threshold:
             with client.timed("search"):
                 counts = client.count(mask)
                 mask = pruned(client.space, mask, counts, start, self.prune_rate, least=1 - self.sparsity)
@@ -63,11 +42,3 @@ class LotteryFL(Method):
             state=state,
             local=trained.weights,
         )
-
-    def _too_dense(self, client: Client) -> bool:
-        return pruned_share(client.space, client.count(client.mask)) < self.sparsity
-
-    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
-        """m_k * w."""
-        assert state.mask is not None
-        return state.mask.unpack(like=weights) * weights

@@ -9,46 +9,35 @@ The original measures the accuracy on test data; here it is measured on the clie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
-import torch
-
-from fedspa.core.client import Client, ClientUpdate, Initial, Proximal
+from fedspa.core.client import Client, ClientUpdate, Proximal
 from fedspa.core.client_state import ClientState
 from fedspa.core.errors import UserError, check_range
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
-from fedspa.masks.magnitude import pruned, pruned_share
-from fedspa.methods.base import Method
+from fedspa.masks.magnitude import pruned
+from fedspa.methods.pruning import PruningMethod
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(kw_only=True)
-class SubFedAvg(Method):
-    """Sub-FedAvg. Each coordinate is averaged over the clients whose newly adopted mask has it."""
+class SubFedAvg(PruningMethod):
+    """Sub-FedAvg. Each coordinate is averaged over the clients whose newly adopted mask has it. A client at or above
+    `sparsity` prunes no more. The pruned model must be accurate."""
 
-    weighting: str = "uniform"
     normaliser: str = "holders"
-    sparsity: float = 0.5
-    """The final sparsity: a client at or above it prunes no more. Tensors of one dimension do not count."""
     prune_rate: float = 0.05
-    """The share of a tensor's active weights that one adoption prunes."""
     distance_threshold: float = 1e-4
     """The least mean Hamming distance between the two candidate masks."""
     accuracy_threshold: float = 0.5
-    """The least accuracy, in [0, 1], of the pruned model on the client's training data."""
-
-    kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
-    uses_sparsity: ClassVar[bool] = True
-    starts_dense: ClassVar[bool] = True
-    needs_accuracy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("method.sparsity", self.sparsity, low=0, high=1, high_open=True)
-        check_range("method.prune_rate", self.prune_rate, low=0, high=1)
         check_range("method.distance_threshold", self.distance_threshold, low=0)
-        check_range("method.accuracy_threshold", self.accuracy_threshold, low=0, high=1)
 
     def check_training(self, training: TrainingSettings) -> None:
         if training.epochs < 2:
@@ -56,9 +45,6 @@ class SubFedAvg(Method):
                 f"training.epochs={training.epochs} leaves method={self.name} nothing to compare: it prunes where "
                 "the masks after the first and the last epoch differ, so it must be at least 2."
             )
-
-    def client_init(self, client: int, initial: Initial) -> ClientState:
-        return ClientState(mask=initial.full_mask)
 
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
         mask, batches = client.mask, client.generator("batches")
@@ -86,14 +72,6 @@ class SubFedAvg(Method):
         """True if the client adopts the mask `late` [total] for its trained `weights` [total]."""
         with client.timed("search"):
             distance = float(client.read((early != late).float().mean()))
-        if (
-            distance <= self.distance_threshold
-            or pruned_share(client.space, client.count(client.mask)) >= self.sparsity
-        ):
+        if distance <= self.distance_threshold or not self.too_dense(client):
             return False
         return client.accuracy(late * weights, mask=late) > self.accuracy_threshold
-
-    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
-        """m_{k,t+1} * w_{t+1}."""
-        assert state.mask is not None
-        return state.mask.unpack(like=weights) * weights

@@ -6,7 +6,6 @@ a study. Started again, the search draws the same trials again, and the study sk
 
 from __future__ import annotations
 
-import csv
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -18,18 +17,19 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
-from omegaconf import OmegaConf
 
 from fedspa.config.plan import Plan, check
+from fedspa.config.recorded import recorded_config
+from fedspa.core import names
 from fedspa.core.errors import UserError, brief, check_choice, check_range
 from fedspa.core.file_names import file_name
-from fedspa.core.names import main_metric, score, shown, unit
 from fedspa.core.randomness import numpy_generator
 from fedspa.core.records import MAIN_KINDS, VALIDATION
 from fedspa.studies.jobs import LONGEST_STUDY, Job, Study, by_key, is_neutral, numbers_of
 from fedspa.studies.progress import Progress
 from fedspa.studies.sweep import Sweeps, finished, only_one
 from fedspa.tracking.sweep_run import nested_in
+from fedspa.tracking.tables import read_table
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Search:
         Raises `UserError` if there are no validation rows.
         """
         import optuna
-        from optuna.trial import TrialState, create_trial
+        from optuna.trial import TrialState
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         distributions, code = space.distributions(), 0
@@ -127,48 +127,37 @@ class Search:
         plan = check(sweeps.compose(space.job(example).overrides))
         kind, folder = self._judged_by(plan), sweeps.root / space.name
         metric, rising = plan.main_metric, plan.metrics[plan.main_metric].higher_is_better
-        study = optuna.create_study(direction="maximize" if rising else "minimize")
+        seed = int(numpy_generator(self.seed, "search").integers(2**31))
+        study = optuna.create_study(
+            direction="maximize" if rising else "minimize", sampler=optuna.samplers.TPESampler(seed=seed)
+        )
+
+        def job_of(trial: Any) -> Job:
+            return space.job({key: _short(value, distributions[key]) for key, value in trial.params.items()})
+
         print(f"{space.name}: {self.trials} trials, in {folder}", flush=True)
         progress = Progress(self.trials)
         with only_one(sweeps.root, space.name), nested_in(space.name, plan.loggers) as parent:
             for first in range(0, self.trials, self.at_once):
-                batch = []
-                for number in range(first, min(first + self.at_once, self.trials)):
-                    drawn = self._drawn(study, number, distributions)
-                    batch.append({key: _short(value, distributions[key]) for key, value in drawn.items()})
-                once = tuple(dict.fromkeys(map(space.job, batch)))  # two trials may be the same job
+                batch = [study.ask(distributions) for _ in range(min(self.at_once, self.trials - first))]
+                once = tuple(dict.fromkeys(map(job_of, batch)))  # two trials may be the same job
                 progress.skip(len(batch) - len(once))
                 jobs = sweeps.planned(Study(space.name, once))
                 failures = sweeps.run_missing(jobs, finished(jobs), parent, progress)
                 code = max([code, *(failure.code for failure in failures.values())])
-                for values in batch:
-                    name = space.job(values).name
-                    value, words = validation_score(folder / name, kind)
-                    state = TrialState.FAIL if value is None else TrialState.COMPLETE
-                    parent.outcomes[name] = words
-                    study.add_trial(
-                        create_trial(state=state, params=values, distributions=distributions, value=value)
-                    )
+                for trial in batch:
+                    name = job_of(trial).name
+                    score, parent.outcomes[name] = validation_score(folder / name, kind)
+                    study.tell(trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
         if not study.get_trials(states=[TrialState.COMPLETE]):
             return max(code, 1)
-        job = space.job(study.best_params)
+        job = job_of(study.best_trial)
         _, words = validation_score(folder / job.name, kind)
         print(
             f"\nBest of {self.trials} trials: {kind} {metric} {words}, in trial {study.best_trial.number + 1}:\n"
             f"  {shlex.join(['python', 'src/train.py', *job.overrides])}"
         )
         return code
-
-    def _drawn(self, study: Any, number: int, distributions: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of a trial, drawn from its number and the results before its batch."""
-        import optuna
-
-        apart = optuna.create_study(direction=study.direction)  # `ask` would leave a trial in the study
-        apart.add_trials(study.trials)
-        seed = int(numpy_generator(self.seed, "search", number).integers(2**31))
-        apart.sampler = optuna.samplers.TPESampler(seed=seed)
-        params: dict[str, Any] = apart.ask(dict(distributions)).params
-        return params
 
     def _judged_by(self, plan: Plan) -> str:
         """The kind of model whose score counts."""
@@ -188,10 +177,9 @@ def validation_score(folder: Path, kind: str) -> tuple[float | None, str]:
     if not (folder / "summary.json").exists():
         return None, "failed"
     summary = json.loads((folder / "summary.json").read_text())
-    column = score(VALIDATION + main_metric(summary), kind)
-    with (folder / "rounds.csv").open(newline="") as file:
-        scores = [float(row[column]) for row in csv.DictReader(file) if row.get(column)]
+    column, unit = names.score(VALIDATION + names.main_metric(summary), kind), names.unit(summary)
+    scores = [score for score in read_table(folder / "rounds.csv").get(column, ()) if score == score]
     if not scores:
         return None, "no score"
-    mean = fmean(scores[-OmegaConf.load(folder / "config.yaml").eval.final_rounds :])
-    return mean, f"{shown(mean, unit(summary))}{unit(summary)} on validation rows"
+    mean = fmean(scores[-recorded_config(folder / "config.yaml")["eval"]["final_rounds"] :])
+    return mean, f"{names.shown(mean, unit)}{unit} on validation rows"

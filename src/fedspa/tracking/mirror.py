@@ -16,11 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedspa.config.recorded import recorded_config
 from fedspa.core.errors import UserError
 from fedspa.core.files import write_whole
 from fedspa.core.names import final_metrics
 from fedspa.tracking.page import NOTE, described, flat_params
-from fedspa.tracking.run_folder import RoundReader, read_config
+from fedspa.tracking.run_folder import RoundReader
 from fedspa.tracking.store import (
     default_uri,
     is_missing,
@@ -153,7 +154,7 @@ class Mirror:
             client.log_inputs(
                 run.info.run_id, [DatasetInput(data, [InputTag("mlflow.data.context", "training")])]
             )
-        params = flat_params(read_config(self._folder))
+        params = flat_params(recorded_config(self._folder / "config.yaml"))
         new = [Param(key, value) for key, value in params.items() if key not in run.data.params]
         client.log_batch(run.info.run_id, params=new)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedspa.core.paths import git
 from fedspa.core.records import RunInfo
+from fedspa.core.roles import flat
 from fedspa.costs.units import result_tables, show_density, show_measured_density
 
 PARENT = "mlflow.parentRunId"
@@ -72,15 +73,14 @@ def source_tags() -> dict[str, str]:
     return tags
 
 
-def flat_params(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat_params(config: Mapping[str, Any]) -> dict[str, str]:
     """The config as MLflow params: dotted keys, values as one would type them.
 
     Left out: `_target_` (the name says it) and the loggers (they change nothing in a run).
     """
-    params: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            params |= {} if prefix + key == "loggers" else flat_params(value, f"{prefix}{key}.")
-        elif key != "_target_":
-            params[prefix + key] = value if isinstance(value, str) else json.dumps(value)
-    return params
+    kept = {key: value for key, value in flat(config).items() if "_target_" not in key.split(".")}
+    return {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in kept.items()
+        if not key.startswith("loggers.")
+    }

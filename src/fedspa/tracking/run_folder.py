@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from fedspa.config.recorded import recorded_config
 from fedspa.core import names
 from fedspa.core.errors import UserError
 from fedspa.core.files import write_whole
 from fedspa.core.identity import CONFIG_HASH
-from fedspa.core.records import Event, RoundRecord, RunInfo, RunResult, TheoryRow
+from fedspa.core.records import Event, RoundRecord, RunInfo, RunResult
 from fedspa.core.tensor_file import save_tensors
 from fedspa.tracking.tables import Table, Tail, read_table, write_table
 
@@ -87,33 +88,28 @@ class RunFolder:
         if self._info.many:
             self._save_arrays("clients", result.clients)
         else:
-            counts = self._info.label_counts
-            assert counts is not None
-            labels = {f"label_{label}": column for label, column in enumerate(counts.T)}
-            columns = {name: column.tolist() for name, column in {**result.clients, **labels}.items()}
-            rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+            assert self._info.label_counts is not None
+            labels = {f"label_{label}": counts for label, counts in enumerate(self._info.label_counts.T)}
             write_table(
-                folder / "clients.csv",
-                ["client", *columns],
-                ({"client": client, **_blank(row)} for client, row in enumerate(rows)),
+                folder / "clients.csv", {"client": range(self._info.clients), **result.clients, **labels}
             )
+        tensors = result.weights  # in the order of the model: safetensors files are in alphabetical order
         write_table(
             folder / "tensors.csv",
-            ["tensor", "shape", "parameters"],
-            (
-                {"tensor": name, "shape": "x".join(map(str, tensor.shape)), "parameters": tensor.numel()}
-                for name, tensor in result.weights.items()  # safetensors files are in alphabetical order
-            ),
+            {
+                "tensor": list(tensors),
+                "shape": ["x".join(map(str, tensor.shape)) for tensor in tensors.values()],
+                "parameters": [tensor.numel() for tensor in tensors.values()],
+            },
         )
         for name in ("weights", "masks", "local_weights"):
-            if tensors := getattr(result, name):
-                save_tensors(folder / f"{name}.safetensors", tensors, self._info.config_hash)
+            if kept := getattr(result, name):
+                save_tensors(folder / f"{name}.safetensors", kept, self._info.config_hash)
         if result.client_states is not None:  # perhaps empty, which says that there is nothing
             save_tensors(folder / "client_states.safetensors", result.client_states, self._info.config_hash)
         if result.theory:
-            write_table(
-                folder / "theory.csv", [f.name for f in fields(TheoryRow)], map(asdict, result.theory)
-            )
+            rows = [asdict(row) for row in result.theory]
+            write_table(folder / "theory.csv", {name: [row[name] for row in rows] for name in rows[0]})
         write_whole(folder / "summary.json", json.dumps(result.summary, indent=2) + "\n")
 
     def abort(self, status: str, reason: str) -> None:
@@ -141,11 +137,6 @@ class RunFolder:
     def _close(self) -> None:
         for table in self._tables.values():
             table.close()
-
-
-def _blank(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row whose NaNs are blank."""
-    return {name: None if value != value else value for name, value in row.items()}
 
 
 def _partition_json(info: RunInfo) -> str:
@@ -211,8 +202,6 @@ class RunFiles:
         Raises `Unreadable`.
         """
         import pandas as pd
-        from omegaconf.errors import OmegaConfBaseException
-        from yaml import YAMLError
 
         if not (folder / "summary.json").is_file():
             raise Unreadable("it has no summary.json, so it has not finished")
@@ -220,26 +209,16 @@ class RunFiles:
             summary = json.loads((folder / "summary.json").read_text())
             if missing := [key for key in NEEDED if key not in summary]:
                 raise Unreadable(f"its summary.json lacks {', '.join(missing)}")
-            config = read_config(folder)
-            if not isinstance(config, dict):
-                raise Unreadable("its config.yaml holds no settings")
+            config = recorded_config(folder / "config.yaml")
             rounds, timing = (pd.DataFrame(read_table(folder / f"{of}.csv")) for of in ("rounds", "timing"))
             if not len(rounds):
                 raise Unreadable("its rounds.csv is empty")
             clients = _clients(folder)
         except KeyError as error:
             raise Unreadable(f"it lacks {error}") from error
-        except (OSError, ValueError, TypeError, YAMLError, OmegaConfBaseException) as error:
+        except (UserError, OSError, ValueError, TypeError) as error:
             raise Unreadable(str(error).splitlines()[0]) from error
         return cls(name or folder.resolve().name, folder, config, summary, rounds, clients, timing)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """A run's whole config."""
-    from omegaconf import OmegaConf
-
-    config: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    return config
 
 
 def _clients(folder: Path) -> pd.DataFrame:

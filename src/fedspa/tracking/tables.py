@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedspa.core.errors import UserError
 from fedspa.core.files import write_whole
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Table:
@@ -39,11 +42,11 @@ class Table:
         self._file.close()
 
 
-def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    table = Table(path, columns)
-    for row in rows:
-        table.write(row)
-    table.close()
+def write_table(path: Path, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
+    """Write a whole table; NaN and None are blank."""
+    import pandas as pd
+
+    write_whole(path, pd.DataFrame(columns).to_csv(index=False, lineterminator="\n"))
 
 
 def _cut_back(path: Path, columns: Sequence[str], completed: int) -> None:

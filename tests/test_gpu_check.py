@@ -1,0 +1,95 @@
+"""benchmarks/gpu_check.py on the CPU: all checks pass at tiny sizes, and those that find something wrong do not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from doc_pages import ROOT
+from PIL import Image
+
+sys.path.append(str(ROOT / "benchmarks"))
+
+import gpu_check
+import gpu_fast
+from gpu_base import Check, Options, require
+
+
+@pytest.fixture
+def cifar10(tmp_path: Path) -> Path:
+    """A folder in the form of CIFAR-10, with a few random pictures."""
+    draws = np.random.default_rng(0)
+    for name, count in (("train", 80), ("test", 40)):
+        rows = []
+        for _ in range(count):
+            file = BytesIO()
+            Image.fromarray(draws.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(file, "PNG")
+            rows.append({"bytes": file.getvalue(), "path": None})
+        labels = [row % 10 for row in range(count)]
+        pq.write_table(pa.table({"img": rows, "label": labels}), tmp_path / f"{name}.parquet")
+    return tmp_path
+
+
+def run(*words: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code and the lines of the script."""
+    command = [sys.executable, "benchmarks/gpu_check.py", "--tiny", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_check_passes_at_tiny_sizes(cifar10):
+    code, lines = run("--cifar10", str(cifar10))
+    assert [line for line in lines if not line["passed"]] == [] and code == 0
+    assert len(lines) == len(gpu_check.CHECKS)
+    assert {line["part"] for line in lines} == set(gpu_check.PARTS)
+
+
+def test_without_cifar10_its_part_does_not_pass():
+    code, lines = run("--parts", "accurate")
+    assert code == 1 and len(lines) == 2
+    assert all("--cifar10" in line["reason"] and not line["passed"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        (lambda options: require(False, "a wrong value", value=3), "a wrong value"),
+        (lambda options: {"value": 1 // 0}, "ZeroDivisionError: integer division or modulo by zero"),
+        (lambda options: sys.exit(3), "its process ended with exit code 3"),
+        (lambda options: time.sleep(60), "no result within 0.5 s"),
+    ],
+    ids=["wrong", "error", "end", "deadline"],
+)
+def test_a_check_that_fails_is_one_line(work, reason):
+    line = gpu_check.outcome(Check("right", "it", 0.5 if "within" in reason else 60, work), Options())
+    assert (line["passed"], line["reason"]) == (False, reason)
+    assert line.get("value") == (3 if reason == "a wrong value" else None)
+
+
+def lenet5_fast(plan: Any) -> dict[str, Any]:
+    """The line of this check at tiny sizes. `plan`: the fixture has registered the config."""
+    check = next(each for each in gpu_check.CHECKS if each.name.startswith("lenet5"))
+    return gpu_check.outcome(check, Options(tiny=True))
+
+
+def test_a_goal_that_is_missed_fails(plan, monkeypatch):
+    goal = gpu_fast.GOALS["lenet5"]
+    monkeypatch.setitem(gpu_fast.GOALS, "lenet5", goal._replace(seconds=1e-9))
+    line = lenet5_fast(plan("mask=dst"))
+    assert not line["passed"] and line["reason"] == "the run takes more than 110 x the goal"
+    assert line["goal_s"] == 1e-9 and line["whole_run_s"] > 0
+
+
+def test_an_engine_that_fell_back_fails(plan, monkeypatch):
+    monkeypatch.setattr(Options, "compiled", lambda self, *words: ("engine=eager", "hardware=cpu", *words))
+    line = lenet5_fast(plan("mask=dst"))
+    assert not line["passed"] and line["reason"] == "auto fell back to another engine"
