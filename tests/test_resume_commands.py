@@ -174,6 +174,7 @@ def test_whole_commands_that_are_killed_and_preempted_leave_the_same_bytes(
     assert Started(folder).after(4, signal.SIGKILL) == -signal.SIGKILL
     assert Started(folder).after(8, signal.SIGTERM) == 75
     assert len(rows(folder)) == saved_round(folder) < 16
-    assert Started(folder).after(12, signal.SIGUSR1, signal.SIGTERM) == -signal.SIGTERM
+    # Two signals that come before Python handles the first one count as one.
+    assert Started(folder).after(12, signal.SIGUSR1, signal.SIGTERM) in (-signal.SIGTERM, 75)
     assert Started(folder).after(17) == 0
     assert {**files(folder), "config.yaml": b""} == {**files(tmp_path / "whole"), "config.yaml": b""}
