@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from fedspa.federated.own_layers import OwnLayers
 from fedspa.layer_sparsity.erk import ErdosRenyiKernel
 from fedspa.masks.base import MaskSearcher
 from fedspa.masks.initial import InitialMasks
-from fedspa.masks.select import random_mask
 from fedspa.methods.base import Method
 from fedspa.metrics.accuracy import Accuracy
 from fedspa.models.initialise import seeded
@@ -179,7 +178,7 @@ def federation(
         initial_mask = (
             InitialMasks.of(searcher, space, seed=0)
             if searcher
-            else InitialMasks(partial(random_mask, space, active), shared=True, seed=0)
+            else InitialMasks(space, active, shared=True, seed=0)
         )
     accuracy = {"accuracy": Accuracy(name="accuracy")}
     setup = ClientSetup(
