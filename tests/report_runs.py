@@ -16,6 +16,14 @@ from fedspa.tracking.run_folder import RunFolder
 LABEL_COUNTS = np.array([[4, 0], [4, 0], [0, 4], [2, 2]])
 """Of the four clients: the first two are alike, the third shares nothing with them, the fourth half with all."""
 
+CLASSES = {
+    "fedspa": "FedSpa",
+    "fedavg": "FedAvg",
+    "subfedavg": "SubFedAvg",
+    "local": "Local",
+    "ditto": "Ditto",
+}
+
 DENSITIES = ("density_asked", "final/density", "final/density/min", "final/density/max")
 
 
@@ -54,8 +62,8 @@ def make_run(
             "name": folder.name,
             "seed": seed,
             "sparsity": sparsity,
-            "method": {"name": method},
-            "mask": {"name": mask},
+            "method": {"name": method, "_target_": f"fedspa.methods.{method}.{CLASSES.get(method, 'Other')}"},
+            "mask": {"name": mask, "_target_": f"fedspa.masks.{mask}.{mask.upper()}"},
             "dataset": {"name": dataset, "train_rows": None},
             "partition": partition,
             "model": {"name": model},

@@ -17,13 +17,13 @@ from report_runs import make_run
 
 from fedspa.core.errors import UserError
 from fedspa.core.paths import project_root
-from fedspa.report import cells, tables
+from fedspa.report import tables
 from fedspa.report.options import parse
 from fedspa.report.page import Report, make_report, render, results, write_report
 from fedspa.report.paper import paper_tables, printed, printed_values
 from fedspa.report.runs import folders_under, read_runs
 from fedspa.report.study import Row, Setting, Study, make_study
-from fedspa.report.table import Cell, Column, Table
+from fedspa.report.table import Cell, Column, Line, Table
 
 
 def study_of(root: Path) -> Study:
@@ -61,7 +61,7 @@ def small(tmp_path: Path) -> Study:
 
 
 def texts(table: Table) -> dict[str, list[str]]:
-    return {line.label: [cell.text for cell in line.cells] for line in table.lines}
+    return {line.row.label: [cell.text for cell in line.cells] for line in table.lines}
 
 
 # Tables
@@ -76,7 +76,7 @@ def test_the_main_table_shows_every_kind_and_what_is_missing(small: Study) -> No
     assert texts(table) == {
         "FedSpa (DST)": ["missing"] * 5
         + ["61.0 \u00b1 1.0", "70.0 \u00b1 1.0", "81.0 \u00b1 1.0 (3/4)", "3.0", "2.0"],
-        "FedAvg": ["90.0 [1 seed]", "\u2013", "91.0 [1 seed]", "6.0", "4.0"]
+        "FedAvg": ["90.0 [1 seed]", "\u2013", "91.0 [1 seed]", "6.0 [1 seed]", "4.0 [1 seed]"]
         + ["72.0 \u00b1 2.0", "\u2013", "81.0 \u00b1 0.0", "6.0", "4.0"],
     }
     assert "local: a client\u2019s weights right after its last training" in table.caption
@@ -126,66 +126,84 @@ def test_the_best_is_bold_and_equal_looks_are_equal(small: Study) -> None:
 
 
 def test_rounds_to_an_accuracy_stand_under_their_kind(small: Study) -> None:
-    shown = {table.name: texts(table) for table in found(small, "rounds")}
-    assert sorted(shown) == ["rounds-digits-global", "rounds-digits-local", "rounds-digits-personal"]
-    assert shown["rounds-digits-local"]["FedSpa (DST)"] == ["missing", "missing", "1.5 \u00b1 0.5", ">2"]
-    assert shown["rounds-digits-personal"] == {"FedSpa (DST)": [">2 (1/2)", ">2"]}
-    assert shown["rounds-digits-global"]["FedAvg"] == ["2.0 [1 seed]", "2.0 [1 seed]", "2.0 \u00b1 0.0", ">2"]
+    [table] = found(small, "rounds")
+    shown = dict(
+        zip(
+            [(c.setting.split, c.kind, c.target) for c in table.columns],
+            zip(*texts(table).values(), strict=True),
+            strict=True,
+        )
+    )
+    dirichlet = {key[1:]: pair for key, pair in shown.items() if key[0] == "Dirichlet 0.3"}
+    assert dirichlet == {
+        ("global", "70"): (">2", "2.0"), ("global", "90"): (">2", ">2"),
+        ("personal", "70"): (">2 (1/2)", "\u2013"), ("personal", "90"): (">2", "\u2013"),
+        ("local", "70"): ("1.5 \u00b1 0.5", "2.0"), ("local", "90"): (">2", ">2"),
+    }  # fmt: skip
+    assert shown["IID", "global", "90"] == ("missing", "2.0 [1 seed]")
     [column] = found(small, "rounds", [81.0])[-1].columns[:1]
     assert column.name == "81 %"
 
 
-def test_rounds_of_every_kind_say_how_finely_they_are_known(tmp_path: Path) -> None:
+def test_rounds_say_how_finely_they_are_known(tmp_path: Path) -> None:
     make_run(tmp_path / "d", {"global": [40, 60], "local": [72, 80]}, eval={"targets": [50.0], "every": 5})
-    for table in found(study_of(tmp_path), "rounds"):
-        assert "Tested every 5 rounds." in table.caption
+    [table] = found(study_of(tmp_path), "rounds")
+    assert "Tested every 5 rounds." in table.caption
 
 
 def test_rounds_to_a_rivals_best(small: Study) -> None:
-    [table] = found(small, "rivals")
-    assert [column.name for column in table.columns[2:]] == [
-        "FedAvg global, 72.0 % in round 2.0", "FedAvg local, 81.0 % in round 2.0",
+    table = found(small, "rivals")[-1]
+    assert table.groups == [
+        ("FedAvg global, 72.0 % in round 2.0", 3), ("FedAvg local, 81.0 % in round 2.0", 3),
     ]  # fmt: skip
-    shown = {label: cells[2:] for label, cells in texts(table).items()}
-    assert shown["FedSpa (DST), local"] == [
-        "1.5 (\u221225 %)",
-        ">2 (1/2)",
-    ]  # 70 % in round 1, 74 % in round 2
-    assert shown["FedSpa (DST), global"] == [">2", ">2"]
-    assert shown["FedAvg, global"] == ["2.0 (\u00b10 %)", ">2"]
+    assert texts(table) == {
+        # global, personal, local: 70 % in round 1, 74 % in round 2
+        "FedSpa (DST)": [">2", ">2 (1/2)", "1.5 \u00b1 0.5 (\u221225 %)", ">2", ">2", ">2 (1/2)"],
+        "FedAvg": ["2.0 (\u00b10 %)", "\u2013", "2.0 (\u00b10 %)", ">2", "\u2013", "2.0 (\u00b10 %)"],
+    }
+
+
+def test_a_rival_is_raced_seed_by_seed(tmp_path: Path) -> None:
+    make_run(tmp_path / "r0", {"global": [10, 20, 30, 80, 75]}, method="fedavg", mask="none", seed=0)
+    make_run(tmp_path / "r1", {"global": [10, 60, 40, 50, 55]}, method="fedavg", mask="none", seed=1)
+    for seed, local in enumerate(([50, 90, 90, 90, 90], [61, 61, 61, 61, 61], [0, 0, 0, 0, 0])):
+        make_run(tmp_path / str(seed), {"local": local}, seed=seed)
+    [table] = found(study_of(tmp_path), "rivals")
+    column = [column.kind for column in table.columns].index("local")
+    cell = table.lines[0].cells[column]
+    assert cell.values == (2, 1)  # 80 % in round 2, 60 % in round 1; seed 2 has no rival
+    assert cell.text == "1.5 \u00b1 0.5 (\u221250 %) [2 seeds]"  # the rival itself took 4 and 2 rounds
 
 
 def test_wall_time_of_a_client_update(small: Study) -> None:
-    [table] = found(small, "time")
-    assert texts(table)["FedSpa (DST)"][3:] == [
-        "0.200 \u00b1 0.000", "0.050 \u00b1 0.000", "25.0 \u00b1 0.0 %",
-    ]  # fmt: skip
-    assert texts(table)["FedAvg"][:3] == ["0.200", "\u2013", "\u2013"]
+    [table] = found(small, "details")
+    assert [column.name for column in table.columns] == ["train, s", "train, s", "search, s"]
+    assert texts(table) == {
+        "FedSpa (DST)": ["missing", "0.200", "0.050"],
+        "FedAvg": ["0.200 [1 seed]", "0.200", "\u2013"],
+    }
 
 
 def test_units_are_the_papers_where_costs_are_so_large() -> None:
-    assert cells.traffic_unit(369.2e9) == (1e9, "GB")
-    assert cells.traffic_unit(21e6) == (1e6, "MB")
-    assert cells.flops_unit(172.9e14) == (1e14, "1e14")
-    assert cells.flops_unit(9e13) == (1e12, "1e12")
-    assert cells.flops_unit(254.1e9) == (1e9, "1e9")
+    assert tables.traffic_unit(369.2e9) == (1e9, "GB")
+    assert tables.traffic_unit(21e6) == (1e6, "MB")
+    assert tables.flops_unit(172.9e14) == (1e14, "1e14")
+    assert tables.flops_unit(9e13) == (1e12, "1e12")
+    assert tables.flops_unit(254.1e9) == (1e9, "1e9")
 
 
 def example() -> Report:
     """A report of one table."""
     shown = {
-        "a=x_y": [Cell("1.0 \u00b1 0.1", rank=1.0), Cell("5", rank=5), Cell("missing")],
-        "50 % & more": [Cell("2.0 \u00b1 0.1", rank=2.0), Cell("5", rank=5), Cell(">9", rank=1)],
+        "a=x_y": [Cell("1.0 \u00b1 0.1", (0.9, 1.1)), Cell("5", (5,)), Cell("missing")],
+        "50 % & more": [Cell("2.0 \u00b1 0.1", (1.9, 2.1)), Cell("5", (5,)), Cell(">9", (9,))],
     }
     columns = [
-        Column(Setting("digits", split, ()), name, lambda row, _, i=i: shown[row.method][i], best)
-        for i, (split, name, best) in enumerate(
-            (("A_1", "acc", "high"), ("A_1", "GB", "low"), ("B", "acc", "high"))
-        )
+        Column(Setting("digits", split, ()), name, lambda run: None, best=best)
+        for split, name, best in (("A_1", "acc", "high"), ("A_1", "GB", "low"), ("B", "acc", "high"))
     ]
-    rows = [(label, Row(label, "none", ()), "") for label in shown]
-    table = Table.make("example", "Example", "100 % honest", columns, rows)
-    return Report("Title", ["A fact."], [table], [], [])
+    lines = [Line(Row(label, "none", ()), cells) for label, cells in shown.items()]
+    return Report("Title", ["A fact."], [Table("example", "Example", "100 % honest", columns, lines)], [], [])
 
 
 def test_markdown() -> None:
@@ -318,8 +336,8 @@ def test_a_cell_matches_by_method_data_and_sparsity(tmp_path: Path) -> None:
 def test_ours_stand_beside_the_papers_with_the_difference(tmp_path: Path) -> None:
     for seed, local in ((0, 87.0), (1, 88.0)):
         paper_run(tmp_path / str(seed), {"global": [60.0, 70.0], "local": [70.0, local]}, seed=seed)
-    final, rounds = paper_tables(study_of(tmp_path))
-    assert [column.name for column in final.columns] == [
+    [final] = paper_tables(study_of(tmp_path))
+    assert [column.name for column in final.columns[:7]] == [
         "paper",
         "global",
         "local",
@@ -329,20 +347,18 @@ def test_ours_stand_beside_the_papers_with_the_difference(tmp_path: Path) -> Non
         "ours",
     ]
     assert texts(final)["FedSpa (DST)"] == [
-        "88.2 \u00b1 0.4", "70.0 \u00b1 0.0 (\u221218.2)", "87.5 \u00b1 0.5 (\u22120.7)",
-        "369.2", "369.2 \u00b1 0.0 (+0.0)", "173.5", "173.5 \u00b1 0.0 (+0.0)",
-    ]  # fmt: skip
-    assert texts(rounds)["FedSpa (DST)"] == [
-        "164.3 \u00b1 5.0", "2.0 \u00b1 0.0 (\u2212162.3)", "1.0 \u00b1 0.0 (\u2212163.3)",
+        "88.2 \u00b1 0.4", "70.0 (\u221218.2)", "87.5 \u00b1 0.5 (\u22120.7)",
+        "369.2", "369.2 (\u00b10.0)", "173.5", "173.5 (\u00b10.0)",
+        "164.3 \u00b1 5.0", "2.0 (\u2212162.3)", "1.0 (\u2212163.3)",
     ]  # fmt: skip
 
 
 def test_a_shorter_run_has_no_final_difference(tmp_path: Path) -> None:
     paper_run(tmp_path / "run", {"local": [70.0]}, rounds=300)
-    final, rounds = paper_tables(study_of(tmp_path), [70])
+    [final] = paper_tables(study_of(tmp_path), [70])
     assert texts(final)["FedSpa (DST)"][:2] == ["88.2 \u00b1 0.4", "70.0"]
     assert "Ours ran 300 rounds, the paper\u2019s 1000" in final.caption
-    assert texts(rounds)["FedSpa (DST)"][1] == "1.0 (\u2212163.3)"
+    assert texts(final)["FedSpa (DST)"][-1] == "1.0 (\u2212163.3)"
 
 
 # The page
@@ -459,19 +475,22 @@ def test_the_measured_density_stands_beside_the_asked_one(tmp_path: Path) -> Non
     dense = {"method": "fedavg", "mask": "none", "sparsity": 0.0}
     make_run(tmp_path / "f0", curves, density=(1.0, 1.0, 1.0, 1.0), **dense)
     make_run(tmp_path / "old", curves, method="local", mask="none")
-    [table] = found(study_of(tmp_path), "density")
-    assert texts(table) == {
-        "FedSpa (DST)": ["0.5", "0.29 to 0.5"], "FedAvg": ["1", "1"], "Local": ["missing", "missing"],
+    [table] = found(study_of(tmp_path), "details")
+    assert {label: cells[:4] for label, cells in texts(table).items()} == {
+        "FedSpa (DST)": ["0.500", "0.450 \u00b1 0.050", "0.395 \u00b1 0.105", "0.500"],
+        "FedAvg": ["1.000 [1 seed]"] * 4, "Local": ["\u2013"] * 4,
     }  # fmt: skip
     measured = {
         row["row"]: (row["sparsity"], row["mean"])
         for row in numbers(study_of(tmp_path))
         if row["quantity"] == "final/density"
     }
-    assert measured == {"FedSpa (DST)": ("0.5", "0.45"), "FedAvg": ("0.0", "1.0"), "Local": ("0.5", "")}
+    assert measured == {"FedSpa (DST)": ("0.5", "0.45"), "FedAvg": ("0.0", "1.0")}
 
 
-def test_dense_runs_need_no_table_of_densities(small: Study, tmp_path: Path) -> None:
-    assert not found(small, "density")  # runs that do not say theirs
+def test_dense_runs_need_no_densities(small: Study, tmp_path: Path) -> None:
     make_run(tmp_path / "new", {"local": [5.0]}, density=(1.0, 1.0, 1.0, 1.0))
-    assert not found(study_of(tmp_path / "new"), "density")
+    for study in (small, study_of(tmp_path / "new")):  # the first one's runs do not say theirs
+        assert [
+            column.unit for table in found(study, "details") for column in table.columns if column.unit != "s"
+        ] == []

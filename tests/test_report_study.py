@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -11,10 +12,10 @@ from omegaconf import OmegaConf
 from report_runs import make_run
 
 from fedspa.core.errors import UserError
-from fedspa.report import masks, numbers
-from fedspa.report.numbers import Seeds
-from fedspa.report.runs import Run, folders_in_store, folders_under, read_runs
-from fedspa.report.study import Study, make_study, varied_settings
+from fedspa.report import labels, masks
+from fedspa.report.runs import Run, folders_in_store, folders_under, read_runs, varied
+from fedspa.report.study import Study, make_study
+from fedspa.report.table import Cell
 
 
 def study_of(root: Path) -> Study:
@@ -34,7 +35,7 @@ def test_a_run_reads_back(tmp_path: Path) -> None:
     assert run.curve("local").to_dict() == {2: 50}
     assert run.curve("personal").tolist() == []
     assert run.kinds == ("global", "local")
-    assert run.settings["dataset.name"] == "digits"
+    assert run.settings["dataset"] == "digits"
     assert run.label_counts.tolist() == [[4, 0], [4, 0], [0, 4], [2, 2]]
     assert run.tensors == [("z", (2, 3)), ("a", (2,))]
     assert not run.has_masks
@@ -128,7 +129,7 @@ def test_what_was_varied_of_a_method_makes_rows(tmp_path: Path) -> None:
         "FedSpa (DST)", "Sub-FedAvg sparsity=0.2", "Sub-FedAvg sparsity=0.8",
     ]  # fmt: skip
     assert [run.seed for run in study.runs(study.rows[1], study.settings[0])] == [0, 1]
-    assert varied_settings(study.all_runs)["training.lr"] == ["0.1", "0.2"]
+    assert "training.lr" in varied(study.all_runs)
 
 
 def test_networks_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_networks_of_one_name_are_told_apart(tmp_path: Path) -> None:
     study = study_of(tmp_path)
     labels = [setting.label.split()[-1] for setting in study.settings]
     assert labels == ["model=resnet18", "model=timm:resnet18"]
-    assert [*varied_settings(study.all_runs)] == ["model"]
+    assert varied(study.all_runs) == ["model"]
 
 
 def test_options_are_named_as_one_types_them(tmp_path: Path) -> None:
@@ -177,37 +178,41 @@ def test_a_repeated_run_is_left_out_and_an_unknown_method_keeps_its_name(tmp_pat
     assert study.left_out == [("a", "b repeats its settings and seed")]
 
 
+@pytest.mark.parametrize(
+    ("name", "own", "printed"),
+    [
+        ("fedala", "FedALA", "FedALA"),
+        ("subfedavg", "SubFedAvg", "Sub-FedAvg"),
+        ("fedspa_head", "FedSpa", "FedSpa head"),
+        ("fedavgm", "FedAvg", "FedAvgM"),
+        ("lgfedavg", "FedAvg", "LG-FedAvg"),
+        ("fedper", "FedAvg", "FedPer"),
+        ("fedbn", "FedAvg", "FedBN"),
+        ("my_method", "MyMethod", "MyMethod"),
+        ("mine", "Other", "mine"),
+    ],
+)
+def test_a_method_is_labelled_by_its_name_and_its_class(name: str, own: str, printed: str) -> None:
+    assert labels.component({"name": name, "_target_": f"somewhere.{own}"}) == printed
+
+
 # Numbers
 
 
 def test_deviations_are_of_the_population() -> None:
-    assert Seeds((80.0, 82.0)).std == 1.0
+    assert Cell("", (80.0, 82.0)).std == 1.0
 
 
-def test_a_race_is_over_only_when_every_seed_arrives(tmp_path: Path) -> None:
-    fast = run_of(make_run(tmp_path / "fast", {"global": [50, 70, 69]}))
-    slow = run_of(make_run(tmp_path / "slow", {"global": [50, 60, 65]}))
-    both = numbers.race([fast, slow], "global", 70)
-    assert both and (both.rounds, both.reached, both.limit, both.seeds) == ((2, None), 1, 3, None)
-    assert numbers.race([fast, slow], "local", 70) is None
-
-
-def test_a_rival_is_raced_seed_by_seed(tmp_path: Path) -> None:
-    rivals = [run_of(make_run(tmp_path / "r0", {"global": [10, 20, 30, 80, 75]}, method="fedavg", seed=0))]
-    rivals += [run_of(make_run(tmp_path / "r1", {"global": [10, 60, 40, 50, 55]}, method="fedavg", seed=1))]
-    runs = [run_of(make_run(tmp_path / "0", {"local": [50, 90, 90, 90, 90]}, seed=0))]
-    runs += [run_of(make_run(tmp_path / "1", {"local": [61, 61, 61, 61, 61]}, seed=1))]
-    runs += [run_of(make_run(tmp_path / "2", {"local": [0, 0, 0, 0, 0]}, seed=2))]
-    found = numbers.rival_race(runs, "local", rivals, "global")
-    assert found and found.race.rounds == (2, 1)  # 80 % in round 2, 60 % in round 1; seed 2 has no rival
-    assert found.rival_rounds.values == (4, 2)
-    assert found.change == pytest.approx(-50)
+def test_a_goal_is_reached_in_a_round_or_never(tmp_path: Path) -> None:
+    run = run_of(make_run(tmp_path / "run", {"global": [50, 70, 69]}))
+    assert (run.first_round("global", 70), run.first_round("global", 71)) == (2, math.inf)
+    assert run.first_round("local", 70) is None
 
 
 def test_seconds_are_those_of_one_client_update(tmp_path: Path) -> None:
     run = run_of(make_run(tmp_path / "run", {"local": [1, 2, 3]}))  # two client updates a round
-    assert numbers.seconds_per_update([run], "train") == Seeds((pytest.approx(0.2),))
-    assert numbers.seconds_per_update([run], "search") == Seeds((pytest.approx(0.05),))
+    assert run.seconds_per_update("train") == pytest.approx(0.2)
+    assert run.seconds_per_update("search") == pytest.approx(0.05)
 
 
 # Masks: z has six weights, a has two

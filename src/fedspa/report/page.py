@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,14 @@ from typing import Any
 import pandas as pd
 
 from fedspa.core import names
+from fedspa.core.errors import written
 from fedspa.core.paths import git, project_root
 from fedspa.report import tables
-from fedspa.report.cells import listed
 from fedspa.report.figures import DRAWN, Picture
+from fedspa.report.labels import listed
 from fedspa.report.paper import paper_tables
-from fedspa.report.study import Setting, Study, varied_settings
+from fedspa.report.runs import varied
+from fedspa.report.study import Setting, Study, in_order
 from fedspa.report.table import Table
 
 TEX = {
@@ -44,7 +47,7 @@ class Report:
 
 def make_report(study: Study, *, targets: Sequence[float] = (), beside_paper: bool = False) -> Report:
     """Compute the tables and draw the figures. `targets`: accuracies in percent, instead of those of the runs."""
-    printed = paper_tables(study, targets) if beside_paper else []
+    printed = list(paper_tables(study, targets)) if beside_paper else []
     facts = list(_facts(study))
     if beside_paper and not printed:
         facts.append(
@@ -85,33 +88,24 @@ def write_report(report: Report, study: Study, folder: Path) -> Path:
 def results(study: Study, of: Sequence[Table]) -> pd.DataFrame:
     """The numbers of the tables with all their digits, a row for each number.
 
-    A cell without runs has 0 seeds and a blank mean. A race that some seed did not finish has a blank mean;
-    `reached` is the number of seeds that finished it.
+    A cell without runs has 0 seeds and a blank mean. A goal that some seed did not reach has a blank mean;
+    `reached` is the number of seeds that did.
     """
-    found = [
-        {
-            "dataset": column.setting.dataset,
-            "split": column.setting.split,
-            "row": line.row.label,
-            "method": line.row.method,
-            "mask": line.row.mask,
-            "sparsity": runs[0].summary["sparsity"]
-            if (runs := study.runs(line.row, column.setting))
-            else None,
-            "kind": column.kind or line.kind,
-            "quantity": column.quantity,
-            "target": column.target,
-            "unit": column.unit,
-            "mean": cell.seeds and cell.seeds.mean,
-            "std": cell.seeds and cell.seeds.std,
-            "seeds": len(study.runs(line.row, column.setting)),
-            "reached": cell.reached,
-        }
-        for table in of
-        for line in table.lines
-        for column, cell in zip(table.columns, line.cells, strict=True)
-        if column.quantity and (cell.seeds or cell.reached is not None or cell.text == "missing")
-    ]
+    found = []
+    for table in of:
+        for row, cells in table.lines:
+            for column, cell in zip(table.columns, cells, strict=True):
+                runs = study.runs(row, column.setting)
+                if not column.quantity or (runs and not cell.values):
+                    continue
+                number = {
+                    "dataset": column.setting.dataset, "split": column.setting.split, "row": row.label,
+                    "method": row.method, "mask": row.mask, "sparsity": runs[0].summary["sparsity"] if runs else None,
+                    "kind": column.kind, "quantity": column.quantity, "target": column.target, "unit": column.unit,
+                    "mean": cell.mean, "std": cell.std, "seeds": len(cell.values),
+                    "reached": sum(map(math.isfinite, cell.values)) if column.target and runs else None,
+                }  # fmt: skip
+                found.append(number)
     return pd.DataFrame(found).astype({"reached": "Int64"})
 
 
@@ -158,9 +152,12 @@ def _facts(study: Study) -> Iterator[str]:
         f"Study {study.name}: {len(study.all_runs)} runs of fedspa {versions} on {places} ({seeds} "
         f"{listed(study.seeds)}). Reported on {date.today()}" + (f" at commit {commit}." if commit else ".")
     )
-    varied = varied_settings(study.all_runs)
-    values = "; ".join(f"{key}: {', '.join(several)}" for key, several in varied.items())
-    yield f"What differs between the configs: {values or 'nothing'}."
+    runs = study.all_runs
+    differing = []
+    for key in sorted(key for key in varied(runs) if all(key in run.settings for run in runs)):
+        values = sorted({run.settings[key] for run in runs}, key=in_order)
+        differing.append(f"{key}: {', '.join(map(written, values))}")
+    yield f"The configs differ in {'; '.join(differing) or 'nothing'}."
     for setting in study.settings:
         yield from _small_tests(study, setting)
 

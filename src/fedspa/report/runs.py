@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedspa.core.errors import UserError, brief
-from fedspa.core.names import final_scores, score
+from fedspa.core import names
+from fedspa.core.errors import UserError, written
 from fedspa.core.paths import SET_ASIDE
 from fedspa.core.records import KINDS, MEAN_OVER, VALIDATION
-from fedspa.tracking.page import flat_params
+from fedspa.core.roles import Role, flat, role_of
+from fedspa.tracking.artifacts import artifacts, client_to_read
 from fedspa.tracking.run_folder import RunFiles, Unreadable
-from fedspa.tracking.store import is_missing, open_client, store_uri
 from fedspa.tracking.sweep_run import SWEEP
 
 
@@ -27,15 +28,18 @@ class Run(RunFiles):
     """A finished run, with what reports ask of it."""
 
     @cached_property
-    def settings(self) -> dict[str, str]:
-        """The config, flat: values by dotted key, as one would type them."""
-        settings = flat_params(self.config)
-        for key in (
-            "model._target_",
-            "model.name",
-        ):  # two networks of one name differ in a path of code alone
-            settings.pop(key, None)
-        return settings | {"model": self.summary["model"]}  # such as resnet18, timm:resnet18
+    def settings(self) -> dict[str, Any]:
+        """The settings by the names that a user types: training.lr, and of a group its choice, as method.
+
+        Left out is what changes nothing that a run leaves.
+        """
+        found: dict[str, Any] = {}
+        for key, value in flat(self.config).items():
+            group, _, last = key.rpartition(".")
+            if last == "_target_" or role_of(key) is Role.NEITHER:
+                continue
+            found[group if last == "name" else key] = written(value) if isinstance(value, list) else value
+        return found | {"model": self.summary["model"]}  # with its library: timm:resnet18
 
     @property
     def seed(self) -> int:
@@ -43,17 +47,17 @@ class Run(RunFiles):
 
     @property
     def limit(self) -> int:
-        """Its number of rounds."""
+        """The number of rounds."""
         return int(self.summary["rounds"])
 
     @property
     def metrics(self) -> list[str]:
-        """The names of its scores on test rows, the main one first: the one that curves and targets are about."""
+        """The names of the scores on test rows. Curves and targets are about the first one, the main metric."""
         return [metric for metric in self.summary["metrics"] if not metric.startswith(VALIDATION)]
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of model that it tested at its end, in the order of `KINDS`."""
+        """The kinds of model that were tested at the end, in the order of `KINDS`."""
         return tuple(kind for kind in KINDS if kind in self.scores(self.metrics[0]))
 
     @property
@@ -62,28 +66,54 @@ class Run(RunFiles):
         return MEAN_OVER[self.settings.get("eval.weighting", "clients")]
 
     @property
-    def in_percent(self) -> bool:
-        """True if its scores are percentages; those of a regression are not."""
-        return bool(self.summary.get("in_percent", True))
-
-    def lower_is_better(self, metric: str) -> bool:
-        return metric in self.summary.get("lower_is_better", ())
+    def targets(self) -> list[float]:
+        """The targets in the main metric."""
+        return [float(target) for target in self.config.get("eval", {}).get("targets", [])]
 
     def scores(self, metric: str) -> dict[str, dict[str, float]]:
-        """Its final scores by that metric: how each kind of model that it has is spread over clients."""
-        return final_scores(self.summary).get(metric, {})
+        """The final scores by kind of model: statistics over the clients."""
+        return names.final_scores(self.summary).get(metric, {})
+
+    def score(self, metric: str, kind: str) -> float | None:
+        """The final mean over clients; None if there is no such model."""
+        return self.scores(metric).get(kind, {}).get("mean")
 
     def curve(self, kind: str) -> pd.Series:
         """The mean of the main metric over clients, by the rounds in which models of that kind were tested."""
-        if (column := score(self.metrics[0], kind)) not in self.rounds:
+        if (column := names.score(self.metrics[0], kind)) not in self.rounds:
             return pd.Series(dtype=float)
         return self.rounds.set_index("round")[column].dropna()
 
+    def first_round(self, kind: str, goal: float) -> float | None:
+        """The first round in which that kind of model was at least as good as the goal in the main metric.
+
+        Infinity if it never was; None if the run has no curve of that kind.
+        """
+        curve = self.curve(kind)
+        reached = curve.index[
+            (curve <= goal) if names.is_error(self.summary, self.metrics[0]) else (curve >= goal)
+        ]
+        return (float(reached[0]) if len(reached) else math.inf) if len(curve) else None
+
+    def best(self, kind: str) -> tuple[float, int] | None:
+        """The best mean of the main metric in any round, and the round: a goal for others, and no result."""
+        if not len(curve := self.curve(kind)):
+            return None
+        at = curve.idxmin() if names.is_error(self.summary, self.metrics[0]) else curve.idxmax()
+        return float(curve[at]), int(at)
+
+    def seconds_per_update(self, phase: str) -> float | None:
+        """Mean wall-clock seconds of a phase (train, search) in one client update; None if it has none."""
+        seconds = self.timing.get(f"time/{phase}_s", pd.Series(dtype=float)).sum()
+        return float(seconds / self.rounds["train/participants"].sum()) or None
+
     @cached_property
     def label_counts(self) -> np.ndarray | None:
-        """int64 [clients, classes]: training images; None where the run has too many clients to keep them."""
-        names = sorted((name for name in self.clients if name.startswith("label_")), key=lambda n: int(n[6:]))
-        return self.clients[names].to_numpy() if names else None
+        """int64 [clients, classes]: training images; None if the run has too many clients to keep them."""
+        labels = sorted(
+            (name for name in self.clients if name.startswith("label_")), key=lambda n: int(n[6:])
+        )
+        return self.clients[labels].to_numpy() if labels else None
 
     @cached_property
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -108,6 +138,15 @@ class Run(RunFiles):
         return clients, np.stack([masks[client] for client in clients])
 
 
+def varied(runs: Sequence[Run]) -> list[str]:
+    """The names of the settings that have several values among the runs that have them."""
+    values: dict[str, set[Any]] = {}
+    for run in runs:
+        for name, value in run.settings.items():
+            values.setdefault(name, set()).add(value)
+    return [name for name, several in values.items() if len(several) > 1]
+
+
 @dataclass(frozen=True)
 class Found:
     """Runs, and what was left out: (where, why)."""
@@ -121,20 +160,19 @@ def read_runs(folders: Mapping[str, Path | UserError]) -> Found:
 
     Raises `UserError` where not one can be read.
     """
-    runs: list[Run] = []
-    left_out: list[tuple[str, str]] = []
+    found = Found([], [])
     for name, folder in folders.items():
         if isinstance(folder, UserError):
-            left_out.append((name, str(folder)))
+            found.left_out.append((name, str(folder)))
             continue
         try:
-            runs.append(Run.read(folder, name))
+            found.runs.append(Run.read(folder, name))
         except Unreadable as error:
-            left_out.append((name, str(error)))
-    if not runs:
-        where, why = left_out[0]
-        raise UserError(f"None of the {len(left_out)} runs found can be reported: {where}: {why}.")
-    return Found(runs, left_out)
+            found.left_out.append((name, str(error)))
+    if not found.runs:
+        where, why = found.left_out[0]
+        raise UserError(f"None of the {len(found.left_out)} runs found can be reported: {where}: {why}.")
+    return found
 
 
 def folders_under(root: Path) -> dict[str, Path]:
@@ -162,39 +200,25 @@ def folders_in_store(condition: str) -> dict[str, Path | UserError]:
     """
     from mlflow.exceptions import MlflowException
 
-    uri = store_uri()
-    if is_missing(uri):
-        raise UserError(f"runs={condition}: there is no such folder, and no tracking store at {uri}.")
-    client = open_client(uri)
+    client = client_to_read(f"runs={condition}")
+    runs: list[Any] = []
+    page: str | None = None
     try:
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-        runs: list[Any] = []
-        page: str | None = None
         while page != "":
             part = client.search_runs(experiments, condition, order_by=["start_time"], page_token=page)
             runs, page = [*runs, *part], part.token or ""
     except MlflowException as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(f"runs={condition} is neither a folder nor a filter of MLflow: {reason}.") from error
-    folders = {
-        f"{run.info.run_name} ({run.info.run_id[:8]})": _artifacts(client, uri, run)
-        for run in runs
-        if SWEEP not in run.data.tags
-    }
+    folders: dict[str, Path | UserError] = {}
+    for run in runs:
+        if SWEEP not in run.data.tags:
+            try:
+                folder: Path | UserError = artifacts(client, run.info.run_id)
+            except UserError as error:
+                folder = error
+            folders[f"{run.info.run_name} ({run.info.run_id[:8]})"] = folder
     if not folders:
-        raise UserError(f"runs={condition} finds no run in the tracking store {uri}.")
+        raise UserError(f"runs={condition} finds no run in the tracking store.")
     return folders
-
-
-def _artifacts(client: Any, uri: str, run: Any) -> Path | UserError:
-    """The folder of a stored run's files, downloaded where they are not local; an error where there are none."""
-    from mlflow.artifacts import download_artifacts
-
-    try:
-        if client.list_artifacts(run.info.run_id):
-            return Path(download_artifacts(run_id=run.info.run_id, tracking_uri=uri))
-        reason = "nothing is there"
-    except Exception as error:  # of any of MLflow's kinds of artifact stores
-        reason = brief(error).rstrip(".")
-    status = "" if run.info.status == "FINISHED" else f", and it is {run.info.status}"
-    return UserError(f"its files are not in {run.info.artifact_uri} ({reason}){status}")

@@ -1,39 +1,21 @@
-"""A set of runs to compare: rows (methods and their variants), data settings, and the runs of each cell."""
+"""Runs in a grid: rows (methods, and what was varied of them), data settings, and the runs of each cell."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+from fedspa.core.errors import written
 from fedspa.core.records import KINDS
 from fedspa.core.roles import Role, role_of
+from fedspa.report import labels
 from fedspa.report.runs import Found, Run
 
-METHODS = {
-    ("fedspa", "dst"): "FedSpa (DST)",
-    ("fedspa", "rsm"): "FedSpa (RSM)",
-    ("ditto", "none"): "Ditto",
-    ("fedavg", "none"): "FedAvg",
-    ("subfedavg", "none"): "Sub-FedAvg",
-    ("local", "none"): "Local",
-    ("subsampling", "none"): "Subsampling",
-}
-"""By (method, mask), in the paper's order; any other combination shows its own names."""
-DATASETS = {
-    "emnist_letters": "EMNIST-L",
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "digits": "Digits",
-    "mnist": "MNIST",
-    "fashion_mnist": "Fashion-MNIST",
-    "synthetic": "Synthetic",
-}
-PARTITIONS = {
-    "iid": "IID",
-    "dirichlet": "Dirichlet {gamma}",
-    "dirichlet_balanced": "balanced Dirichlet {gamma}",
-    "shards": "{classes_per_client} classes a client",
-}
+Key = TypeVar("Key")
+Varied = tuple[tuple[str, Any], ...]
+"""(setting, value) of the settings that differ."""
+
 DATA_SECTIONS = ("dataset", "model", "partition", "federation")
 """Parts of the config that make a data setting; what else changes results makes a row."""
 
@@ -44,59 +26,38 @@ class Row:
 
     method: str
     mask: str
-    varied: tuple[tuple[str, str], ...]
-    """(setting, value) of the settings in which this method's runs on the same data differ."""
-
-    @property
-    def name(self) -> str:
-        """The method and its mask in print."""
-        return METHODS.get((self.method, self.mask)) or f"{self.method} ({self.mask})".removesuffix(" (none)")
+    varied: Varied
+    """The settings in which this method's runs on the same data differ."""
+    name: str = field(default="", compare=False)
+    """The method and its mask in print."""
 
     @property
     def label(self) -> str:
-        return " ".join([self.name, *_assignments(self.varied)])
-
-    @property
-    def _order(self) -> tuple[int, str, list[tuple[float, str]]]:
-        return (
-            _index((self.method, self.mask), METHODS),
-            self.method,
-            [(_number(value), value) for _, value in self.varied],
-        )
+        return _with_values(self.name or self.method, self.varied)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The data, and how it is dealt to the clients."""
+    """The data, and the clients' shares of it."""
 
     dataset: str
     """The data set's name in configs."""
     partition: str
-    varied: tuple[tuple[str, str], ...]
+    varied: Varied
 
     @property
     def data(self) -> str:
         """The data set's name in print."""
-        return DATASETS.get(self.dataset, self.dataset)
+        return labels.DATASETS.get(self.dataset, self.dataset)
 
     @property
     def split(self) -> str:
         """The partition, with what else was varied of the setting."""
-        return " ".join([self.partition, *_assignments(self.varied)])
+        return _with_values(self.partition, self.varied)
 
     @property
     def label(self) -> str:
         return f"{self.data}, {self.split}"
-
-    @property
-    def _order(self) -> tuple[int, bool, float, str]:
-        amount = _number(self.partition.split()[-1])
-        return (
-            _index(self.dataset, DATASETS),
-            self.partition != "IID",
-            -amount,
-            self.split,
-        )  # as the paper: even first
 
 
 @dataclass(frozen=True)
@@ -123,11 +84,7 @@ class Study:
 
     def kinds_of(self, setting: Setting) -> list[str]:
         """The kinds of model that some run on that data tested."""
-        return [kind for kind in KINDS if any(kind in self.kinds_in(row, setting) for row in self.rows)]
-
-    def kinds_in(self, row: Row, setting: Setting) -> set[str]:
-        """The kinds of model that some run of a row on that data tested."""
-        return {kind for run in self.runs(row, setting) for kind in run.kinds}
+        return [kind for kind in KINDS if any(kind in run.kinds for run in self.runs_of(setting))]
 
     def main_metric(self, setting: Setting) -> str:
         """The metric that the runs on that data are about."""
@@ -139,7 +96,7 @@ class Study:
 
     @property
     def mean_over(self) -> str:
-        """The weights of the means over clients, in words."""
+        """The weights of its runs' means over clients, in words."""
         return " or ".join(sorted({run.mean_over for run in self.all_runs}))
 
     @property
@@ -152,123 +109,102 @@ def make_study(name: str, found: Found) -> Study:
 
     Of several runs with the same row, data and seed the last found stays.
     """
-    settings = _settings(found.runs)
-    rows = _rows(found.runs, settings)
-    by_seed: dict[tuple[Row, Setting], dict[int, Run]] = {}
+    settings: dict[Run, Setting] = {}
+    rows: dict[Run, Row] = {}
+    for (dataset, partition), runs in _grouped(found.runs, _data).items():
+        for run, values in _differences([runs], of_data=True).items():
+            settings[run] = Setting(dataset, partition, values)
+    for (method, mask), runs in _grouped(found.runs, _method).items():
+        places = _grouped(runs, settings.__getitem__).values()
+        for run, values in _differences(places, of_data=False).items():
+            rows[run] = Row(method, mask, values, _name(run))
+    cells: dict[tuple[Row, Setting], list[Run]] = {}
     left_out = list(found.left_out)
-    for run in found.runs:
-        cell = by_seed.setdefault((rows[run], settings[run]), {})
-        if run.seed in cell:
-            left_out.append((cell[run.seed].name, f"{run.name} repeats its settings and seed"))
-        cell[run.seed] = run
+    for place, runs in _grouped(found.runs, lambda run: (rows[run], settings[run])).items():
+        by_seed = _grouped(runs, lambda run: run.seed)
+        cells[place] = [same[-1] for _, same in sorted(by_seed.items())]
+        for *older, newest in by_seed.values():
+            left_out += [(run.name, f"{newest.name} repeats its settings and seed") for run in older]
     return Study(
-        name,
-        rows=sorted(set(rows.values()), key=lambda row: row._order),
-        settings=sorted(set(settings.values()), key=lambda setting: setting._order),
-        cells={place: [cell[seed] for seed in sorted(cell)] for place, cell in by_seed.items()},
-        left_out=left_out,
+        name, sorted(set(rows.values()), key=_row_order), sorted(set(settings.values()), key=_data_order),
+        cells, left_out,
+    )  # fmt: skip
+
+
+def _grouped(runs: Iterable[Run], key: Callable[[Run], Key]) -> dict[Key, list[Run]]:
+    groups: dict[Key, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return groups
+
+
+def _data(run: Run) -> tuple[str, str]:
+    name = run.summary["partition"]
+    return run.summary["dataset"], labels.partition(name, run.config.get("partition", {}))
+
+
+def _method(run: Run) -> tuple[str, str]:
+    return run.summary["method"], run.summary["mask"]
+
+
+def _name(run: Run) -> str:
+    method, mask = (
+        labels.component({"name": run.summary[group], **(run.config.get(group) or {})})
+        for group in ("method", "mask")
     )
+    return method if run.summary["mask"] == "none" else f"{method} ({mask})"
 
 
-def varied_settings(runs: list[Run]) -> dict[str, list[str]]:
-    """The settings that differ between the runs, with their values.
-
-    It leaves out options that only some runs have, and settings that do not change results.
-    """
-    shared = set.intersection(*(set(run.settings) for run in runs))
-    shared = {key for key in shared if role_of(key) is not Role.NEITHER}
-    values = {key: {run.settings[key] for run in runs} for key in sorted(shared)}
-    return {
-        key: sorted(several, key=lambda v: (_number(v), v))
-        for key, several in values.items()
-        if len(several) > 1
-    }
-
-
-def _settings(runs: list[Run]) -> dict[Run, Setting]:
-    groups: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        groups.setdefault((run.summary["dataset"], _partition(run)), []).append(run)
-    found = {}
-    for (dataset, partition), group in groups.items():
-        keys = _varied([group], _of_data)
-        for run in group:
-            found[run] = Setting(dataset, partition, _values(run, keys))
-    return found
-
-
-def _rows(runs: list[Run], settings: dict[Run, Setting]) -> dict[Run, Row]:
-    methods: dict[tuple[str, str], dict[Setting, list[Run]]] = {}
-    for run in runs:
-        places = methods.setdefault((run.summary["method"], run.summary["mask"]), {})
-        places.setdefault(settings[run], []).append(run)
-    found = {}
-    for (method, mask), places in methods.items():
-        keys = _varied(places.values(), lambda key: not _of_data(key))
-        for run in (run for group in places.values() for run in group):
-            found[run] = Row(method, mask, _values(run, keys))
-    return found
-
-
-def _varied(groups: Iterable[list[Run]], belongs: Callable[[str], bool]) -> list[str]:
-    """The settings with several values in any of the groups; of those that always agree, the shortest name.
+def _differences(groups: Iterable[list[Run]], of_data: bool) -> dict[Run, Varied]:
+    """For each run the settings with several values in any group; of those that always agree, the shortest name.
 
     (`method.sparsity`, say, follows `sparsity`.)
     """
     groups = list(groups)
-    names = {key for group in groups for run in group for key in run.settings}
-    deciding = [key for key in names if belongs(key) and key != "seed" and _changes_results(key)]
-    varied = [
-        key for key in deciding if any(len({run.settings.get(key) for run in group}) > 1 for group in groups)
-    ]
-    by_values: dict[tuple[str | None, ...], str] = {}
-    for key in sorted(varied, key=lambda key: (len(key), key)):
-        by_values.setdefault(tuple(run.settings.get(key) for group in groups for run in group), key)
-    return sorted(by_values.values())
-
-
-def _values(run: Run, keys: list[str]) -> tuple[tuple[str, str], ...]:
-    return tuple((key, run.settings[key]) for key in keys if key in run.settings)
-
-
-def _assignments(varied: tuple[tuple[str, str], ...]) -> list[str]:
-    """The settings as typed on the command line: layer_sparsity=erk, sparsity=0.2."""
-    return [f"{key.removesuffix('.name')}={value}" for key, value in varied]
-
-
-def _partition(run: Run) -> str:
-    name = run.summary["partition"]
-    options = {
-        key.removeprefix("partition."): value
-        for key, value in run.settings.items()
-        if _in(key, ["partition"])
+    runs = [run for group in groups for run in group]
+    names = {
+        name
+        for run in runs
+        for name in run.settings
+        if name != "seed" and role_of(name) in (Role.TRAINS, Role.TESTS) and _is_data(name) is of_data
     }
+    several = [
+        name for name in names if any(len({run.settings.get(name) for run in group}) > 1 for group in groups)
+    ]
+    by_values: dict[tuple[Any, ...], str] = {}
+    for name in sorted(several, key=lambda name: (len(name), name)):
+        by_values.setdefault(tuple(run.settings.get(name) for run in runs), name)
+    keys = sorted(by_values.values())
+    return {run: tuple((key, run.settings[key]) for key in keys if key in run.settings) for run in runs}
+
+
+def _is_data(name: str) -> bool:
+    return (
+        name.partition(".")[0] in DATA_SECTIONS and name != "federation.wire"
+    )  # it changes how clients are served
+
+
+def _with_values(text: str, varied: Varied) -> str:
+    """A name with the varied settings as one types them: layer_sparsity=erk sparsity=0.2."""
+    return " ".join([text, *(f"{key}={written(value)}" for key, value in varied)])
+
+
+def _row_order(row: Row) -> Any:
+    """FedSpa first, then by name and by the varied values."""
+    return row.method != "fedspa", row.name.lower(), [in_order(value) for _, value in row.varied]
+
+
+def _data_order(setting: Setting) -> Any:
+    """As in the paper: the even partition first, then from even to uneven ones."""
+    known = list(labels.DATASETS)
+    place = known.index(setting.dataset) if setting.dataset in known else len(known)
+    amount, _ = in_order(setting.partition.split()[-1])
+    return place, setting.partition != "IID", -amount, setting.split
+
+
+def in_order(value: object) -> tuple[float, str]:
+    """A key that sorts settings: numbers by value, then texts."""
     try:
-        return PARTITIONS.get(name, name).format(**options)
-    except KeyError:
-        return name
-
-
-def _changes_results(key: str) -> bool:
-    return role_of(key) in (Role.TRAINS, Role.TESTS)
-
-
-def _of_data(key: str) -> bool:
-    return _in(key, DATA_SECTIONS) and key != "federation.wire"  # how clients are served, not who they are
-
-
-def _in(key: str, sections: Iterable[str]) -> bool:
-    return any(key == section or key.startswith(f"{section}.") for section in sections)
-
-
-def _index(item: object, known: Iterable[object]) -> int:
-    """Its place among the known ones; after them all if it is not known."""
-    order = list(known)
-    return order.index(item) if item in order else len(order)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
+        return float(value), ""  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return 0.0, str(value)

@@ -1,20 +1,24 @@
-"""A table of a report: what its cells show, and the numbers behind them."""
+"""A table of a report: its columns take one number from each run, its cells show the numbers of all seeds."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from fedspa.report.numbers import Seeds
-from fedspa.report.study import Row, Setting
+import numpy as np
+
+from fedspa.report.labels import listed
+from fedspa.report.runs import Run
+from fedspa.report.study import Row, Setting, Study
 
 NO_RUN = "missing"
 """The text of a cell that has no finished run."""
 NO_VALUE = "\u2013"
-"""The text of a cell that cannot have a value."""
+"""The text of a cell whose runs have no such number."""
 SIGNS = {
     f"^{NO_VALUE}$": f"\u201c{NO_VALUE}\u201d: there is no such model, or no count.",
     f"^{NO_RUN}$": f"\u201c{NO_RUN}\u201d: there is no finished run.",
@@ -25,17 +29,22 @@ SIGNS = {
 """The meaning of signs in cells, by an expression that finds the sign."""
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """The text of a cell, and the numbers behind it."""
 
     text: str
-    seeds: Seeds | None = None
-    """One number of each seed, with all digits."""
-    rank: float | None = None
-    """The number as it is shown, so that cells that look equal are equally good; None: the cell is no candidate."""
-    reached: int | None = None
-    """The number of seeds that reached an accuracy."""
+    values: tuple[float, ...] = ()
+    """One number of each seed, with all digits; infinity if a seed never reached the goal."""
+
+    @property
+    def mean(self) -> float | None:
+        """The mean; None without a number, or if a seed never reached the goal."""
+        return float(np.mean(self.values)) if self.values and math.inf not in self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """The standard deviation of the population, as in the paper."""
+        return float(np.std(self.values)) if self.mean is not None else None
 
 
 @dataclass(frozen=True)
@@ -44,10 +53,17 @@ class Column:
 
     setting: Setting
     name: str
-    cell: Callable[[Row, str], Cell]
-    """The cell of a row and, in tables with a line for each kind of model, that kind."""
-    best: Literal["high", "low", ""] = ""
-    """Which number is bold."""
+    value: Callable[[Run], float | None]
+    """The number of a run; None if it has none, infinity if it never reached the goal."""
+    digits: int = 1
+    scale: float = 1.0
+    """The unit in which cells show numbers."""
+    best: Literal["high", "low", "cost", ""] = ""
+    """The number that is bold; a cost of nothing is no candidate."""
+    note: Callable[[Sequence[Run], float], str] = lambda runs, mean: ""
+    """The end of a cell's text, from its runs and their mean."""
+    text: Callable[[Sequence[Run]], str] | None = None
+    """The text of a cell whose runs have no number."""
     quantity: str = ""
     """The name in results.csv; "" for a column that is not there."""
     unit: str = ""
@@ -60,14 +76,39 @@ class Column:
     def heading(self) -> str:
         return self.group or self.setting.split
 
+    def cell(self, runs: Sequence[Run], seeds: int) -> Cell:
+        """The cell of a row's runs in a study with so many seeds."""
+        if not runs:
+            return Cell(NO_RUN)
+        if self.text:
+            return Cell(self.text(runs))
+        values = tuple(float(value) for run in runs if (value := self.value(run)) is not None)
+        if not values:
+            return Cell(NO_VALUE)
+        cell = Cell("", values)
+        if cell.mean is None:
+            reached = sum(map(math.isfinite, values))
+            text = f">{max(run.limit for run in runs)}" + f" ({reached}/{len(values)})" * bool(reached)
+        else:
+            text = f"{cell.mean / self.scale:.{self.digits}f}" if cell.mean or self.best != "cost" else "0"
+            if len(set(values)) > 1:
+                text += f" \u00b1 {np.std(values) / self.scale:.{self.digits}f}"
+            text += self.note(runs, cell.mean)
+        fewer = f" [{len(values)} seed{'s' * (len(values) > 1)}]" if len(values) < seeds else ""
+        return Cell(text + fewer, values)
 
-@dataclass(frozen=True)
-class Line:
-    """A line of a table: its label, the row of the study and the kind of model, "" where columns say it."""
+    def shown(self, cell: Cell) -> float | None:
+        """The number as the cell shows it, so that cells that look equal are equally good."""
+        mean = cell.mean
+        if mean is None or not self.best or (not mean and self.best == "cost"):
+            return None
+        return round(mean / self.scale, self.digits)
 
-    label: str
+
+class Line(NamedTuple):
+    """A line of a table."""
+
     row: Row
-    kind: str
     cells: list[Cell]
 
 
@@ -83,27 +124,37 @@ class Table:
 
     @classmethod
     def make(
-        cls, name: str, title: str, caption: str, columns: list[Column], rows: Sequence[tuple[str, Row, str]]
+        cls,
+        study: Study,
+        name: str,
+        title: str,
+        caption: str,
+        columns: list[Column],
+        rows: Sequence[Row] = (),
     ) -> Table:
-        """Compute the cells, and explain the signs in them. `rows`: the label, row and kind of each line."""
+        """Compute the cells, and explain the signs in them. `rows`: all of the study unless given."""
         lines = [
-            Line(label, row, kind, [column.cell(row, kind) for column in columns])
-            for label, row, kind in rows
+            Line(row, [column.cell(study.runs(row, column.setting), len(study.seeds)) for column in columns])
+            for row in rows or study.rows
         ]
-        texts = {cell.text for line in lines for cell in line.cells}
+        texts = [cell.text for line in lines for cell in line.cells]
         notes = [note for sign, note in SIGNS.items() if any(re.search(sign, text) for text in texts)]
         return cls(name, title, " ".join([caption.strip(), *notes]), columns, lines)
 
     def is_best(self, column: int, cell: Cell) -> bool:
-        """True if a cell of that column is bold: all cells that tie for the best value."""
-        best = self.columns[column].best
-        ranks = [line.cells[column].rank for line in self.lines]
-        known = [rank for rank in ranks if rank is not None]
-        return bool(best) and cell.rank is not None and cell.rank == (max if best == "high" else min)(known)
+        """True if a cell of that column is bold; ties all are."""
+        of = self.columns[column]
+        known = [shown for line in self.lines if (shown := of.shown(line.cells[column])) is not None]
+        return bool(known) and of.shown(cell) == (max if of.best == "high" else min)(known)
 
     @property
     def groups(self) -> list[tuple[str, int]]:
         """The headings, and how many columns each spans."""
-        return [
-            (heading, len(list(columns))) for heading, columns in groupby(self.columns, lambda c: c.heading)
-        ]
+        return [(head, len(list(columns))) for head, columns in groupby(self.columns, lambda c: c.heading)]
+
+
+def seeds_text(study: Study) -> str:
+    """The seeds, and how a cell comes from them, in words."""
+    if len(study.seeds) == 1:
+        return f"one seed, {study.seeds[0]}"
+    return f"mean \u00b1 standard deviation (ddof = 0) over the seeds {listed(study.seeds)}"

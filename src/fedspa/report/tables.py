@@ -2,202 +2,239 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Literal
+
+import numpy as np
 
 from fedspa.core import names
 from fedspa.core.records import KINDS
-from fedspa.report import numbers
-from fedspa.report.cells import (
-    fewer_seeds,
-    flops_unit,
-    lines_of,
-    named,
-    over,
-    plus_minus,
-    seeds_text,
-    slug,
-    traffic_unit,
-)
-from fedspa.report.numbers import Seeds
-from fedspa.report.races import rival_table, rounds_tables
+from fedspa.report.labels import slug
 from fedspa.report.runs import Run
-from fedspa.report.study import Setting, Study
-from fedspa.report.table import NO_RUN, NO_VALUE, Cell, Column, Table
+from fedspa.report.study import Row, Setting, Study
+from fedspa.report.table import Column, Table, seeds_text
 
+CURVES = KINDS[:-1]
+"""The kinds of model that have a score in each round."""
 MODELS = {
     "global": "the server\u2019s dense weights",
     "personal": "what the method gives a client from the server\u2019s state",
     "local": "a client\u2019s weights right after its last training",
     "finetuned": "the final global weights, trained by each client once more",
 }
+RIVALS = (("fedavg", "global"), ("fedavg", "local"), ("ditto", "personal"))
+"""The methods whose best accuracy the others race to. The paper's are FedAvg's global and Ditto's personal model;
+FedAvg's local model is the fair rival of any local model."""
+COSTS = {
+    names.TRAFFIC: ("traffic", "bytes"),
+    names.TRAFFIC_ENCODED: ("encoded", "bytes"),
+    names.FLOPS: ("FLOPs", "FLOPs"),
+    names.FLOPS_FINETUNE: ("fine-tuning FLOPs", "FLOPs"),
+}
+"""The heading and the unit of each cost in the main table; the encoded and the last one only if a run has it."""
 
 
 def all_tables(study: Study, targets: Sequence[float] = ()) -> list[Table]:
-    """The accuracies and costs first. `targets`: accuracies in percent, instead of those of the runs' configs."""
+    """The scores and costs first. `targets`: in the main metric, instead of those of the runs' configs."""
     by_data = [(data, list(group)) for data, group in groupby(study.settings, lambda setting: setting.data)]
     return [
-        *(main_table(study, *data) for data in by_data),
-        *density_table(study),
-        *(table for data in by_data for table in metric_tables(study, *data)),
-        *(table for data in by_data for table in rounds_tables(study, *data, targets)),
-        *(table for data in by_data for table in rival_table(study, *data)),
-        *time_table(study),
+        *(table for data in by_data for table in score_tables(study, *data)),
+        *details_table(study),
+        *(table for data in by_data for table in rounds_table(study, *data, targets)),
+        *(table for setting in study.settings for table in rival_table(study, setting)),
     ]
 
 
-def main_table(study: Study, data: str, settings: list[Setting]) -> Table:
-    """Methods by partitions: the accuracy of each kind of model, traffic and FLOPs."""
-    kinds = [kind for kind in KINDS if any(kind in study.kinds_of(setting) for setting in settings)]
-    everything = [run for setting in settings for run in study.runs_of(setting)]
-    metric = study.main_metric(settings[0])
-    costs = [("traffic", names.TRAFFIC, "bytes"), ("FLOPs", names.FLOPS, "FLOPs")]
-    if any(run.summary.get(names.TRAFFIC_ENCODED) for run in everything):
-        costs.insert(1, ("encoded", names.TRAFFIC_ENCODED, "bytes"))
-    if "finetuned" in kinds:
-        costs.append(("fine-tuning FLOPs", names.FLOPS_FINETUNE, "FLOPs"))
-    columns = [
-        column
-        for setting in settings
-        for column in (
-            *(score_column(study, setting, kind, metric) for kind in kinds),
-            *(_cost_column(study, setting, *cost, everything) for cost in costs),
-        )
-    ]
+def score_tables(study: Study, data: str, settings: list[Setting]) -> Iterator[Table]:
+    """Methods by partitions, a table for each metric: the score of each kind of model; costs beside the main one."""
+    runs = [run for setting in settings for run in study.runs_of(setting)]
+    kinds = [kind for kind in KINDS if any(kind in run.kinds for run in runs)]
+    largest = {name: max(run.summary.get(name) or 0 for run in runs) for name in COSTS}
+    costs = [name for name in COSTS if largest[name] or name in (names.TRAFFIC, names.FLOPS)]
     models = " ".join(f"{kind}: {MODELS[kind]}." for kind in kinds)
-    caption = (
-        f"{named(study, settings[0])} at the end, by kind of model (mean over {study.mean_over}; {seeds_text(study)}), "
-        f"and the costs of a whole run, masks and mask search included. Best of each column in bold. {models}"
-    )
-    title = f"{data}: {metric} and costs"
-    return Table.make(f"main-{slug(data)}", title, caption, columns, lines_of(study.rows))
-
-
-def density_table(study: Study) -> Iterator[Table]:
-    """Methods by data settings, unless all models are dense by plan and by measure."""
-
-    def asked(run: Run) -> float | None:
-        return run.summary.get("density_asked") if names.DENSITY in run.summary else None
-
-    def measured(runs: list[Run]) -> Cell:
-        ends = [numbers.of_summary(runs, f"{names.DENSITY}/{end}") for end in ("min", "max")]
-        if not all(ends):
-            return Cell(NO_RUN)
-        low, high = (f"{end(seeds.values):.4g}" for end, seeds in zip((min, max), ends, strict=True) if seeds)
-        text = low if low == high else f"{low} to {high}"
-        return Cell(text, numbers.of_summary(runs, names.DENSITY))
-
-    def wanted(runs: list[Run]) -> Cell:
-        seeds = numbers.of_runs(runs, asked)
-        return Cell(f"{seeds.values[0]:.4g}", seeds) if seeds else Cell(NO_RUN)
-
-    known = [run.summary for run in study.all_runs if names.DENSITY in run.summary]
-    if all(summary["density_asked"] == summary[f"{names.DENSITY}/min"] == 1 for summary in known):
-        return
-    columns = [
-        column
-        for s in study.settings
-        for column in (
-            Column(s, "asked", over(study, s, wanted), quantity="density_asked", group=s.label),
-            Column(s, "measured", over(study, s, measured), quantity=names.DENSITY, group=s.label),
-        )
-    ]
-    caption = (
-        "Share of the parameters that are active: as asked for (1 \u2212 sparsity), and as measured at the end of the "
-        "run in the trained clients\u2019 models, from the sparsest to the densest of all seeds. Tensors that "
-        "layer_sparsity.mask_scope leaves dense, and counts rounded down, make the two differ. Sub-FedAvg starts "
-        "dense and prunes towards what was asked."
-    )
-    yield Table.make("density", "Density", caption, columns, lines_of(study.rows))
-
-
-def metric_tables(study: Study, data: str, settings: list[Setting]) -> Iterator[Table]:
-    """A table for each metric beside the main one: methods by partitions and kinds of model."""
-    everything = [run for setting in settings for run in study.runs_of(setting)]
-    for metric in dict.fromkeys(name for run in everything for name in run.metrics[1:]):
-        columns = [score_column(study, s, kind, metric) for s in settings for kind in study.kinds_of(s)]
+    for metric in dict.fromkeys(metric for run in runs for metric in run.metrics):
+        main = metric == runs[0].metrics[0]
+        columns = [
+            column
+            for setting in settings
+            for column in (
+                *(score_column(study, setting, kind, metric) for kind in kinds),
+                *(cost_column(setting, name, largest[name]) for name in costs if main),
+            )
+        ]
         caption = (
-            f"{metric} at the end, by kind of model (mean over clients; {seeds_text(study)}). Best of each column in "
-            "bold."
+            f"{metric[0].upper()}{metric[1:]} at the end, by kind of model (mean over {study.mean_over}; "
+            f"{seeds_text(study)}){', and the costs of a whole run, masks and mask search included' * main}. Best of "
+            f"each column in bold. {models}"
         )
-        name, title = f"{slug(metric)}-{slug(data)}", f"{data}: {metric}"
-        yield Table.make(name, title, caption, columns, lines_of(study.rows))
+        name = f"main-{slug(data)}" if main else f"{slug(metric)}-{slug(data)}"
+        yield Table.make(study, name, f"{data}: {metric}{' and costs' * main}", caption, columns)
 
 
-def time_table(study: Study) -> Iterator[Table]:
-    """Seconds of training and mask search in a client update, if runs kept their times."""
-
-    def cell(phase: str, digits: int = 3) -> Callable[[list[Run]], Cell]:
-        def of(runs: list[Run]) -> Cell:
-            seconds = numbers.seconds_per_update(runs, phase)
-            if seconds is None:
-                return Cell(NO_RUN)
-            return Cell(plus_minus(seconds, digits) if seconds.mean else NO_VALUE, seconds)
-
-        return of
-
-    def share(runs: list[Run]) -> Cell:
-        train, search = (numbers.seconds_per_update(runs, phase) for phase in ("train", "search"))
-        if not train or not search:
-            return Cell(NO_RUN)
-        if not search.mean or not all(train.values):
-            return Cell(NO_VALUE)
-        shares = Seeds(tuple(100 * s / t for s, t in zip(search.values, train.values, strict=True)))
-        return Cell(f"{plus_minus(shares, 1)} %")
-
+def details_table(study: Study) -> Iterator[Table]:
+    """Densities, and the seconds of a client update. A column is left out if it is 1 or unknown in all runs."""
     columns = [
-        Column(
-            setting, name, over(study, setting, of), group=setting.label,
-            quantity=f"time/{phase}_s/per_update" if phase else "", unit="s",
-        )
+        Column(setting, name, value, digits, quantity=quantity, unit=unit, group=setting.label)
         for setting in study.settings
-        if numbers.seconds_per_update(study.runs_of(setting), "search")
-        for name, phase, of in (
-            ("train, s", "train", cell("train")), ("search, s", "search", cell("search")),
-            ("search / train", "", share),
+        for name, value, digits, quantity, unit in (
+            ("density asked", _asked, 3, "density_asked", ""),
+            ("density", _summary(names.DENSITY), 3, names.DENSITY, ""),
+            ("sparsest", _summary(f"{names.DENSITY}/min"), 3, f"{names.DENSITY}/min", ""),
+            ("densest", _summary(f"{names.DENSITY}/max"), 3, f"{names.DENSITY}/max", ""),
+            ("train, s", lambda run: run.seconds_per_update("train"), 3, "time/train_s/per_update", "s"),
+            ("search, s", lambda run: run.seconds_per_update("search"), 3, "time/search_s/per_update", "s"),
         )
-    ]  # fmt: skip
+        if any(value(run) not in (None, 1) for run in study.runs_of(setting))
+    ]
     if columns:
         caption = (
-            f"Wall-clock seconds of one client update ({seeds_text(study)}), as the machines that ran the jobs took "
-            "them: compare rows of one machine only."
+            "Density: the share of the parameters that are active, as asked for (1 \u2212 sparsity) and measured at "
+            "the end in the trained clients\u2019 models: their mean, the sparsest and the densest one. Tensors that "
+            "layer_sparsity.mask_scope leaves dense, and counts rounded down, make them differ from what was asked. "
+            "Sub-FedAvg starts dense and prunes towards it. Seconds: wall-clock time of training and of mask search in "
+            f"one client update; compare rows of one machine only. A cell: {seeds_text(study)}."
         )
-        title = "Wall time of training and mask search"
-        yield Table.make("time", title, caption, columns, lines_of(study.rows))
+        yield Table.make(study, "details", "Density and wall time", caption, columns)
+
+
+def rounds_table(
+    study: Study, data: str, settings: list[Setting], targets: Sequence[float] = ()
+) -> Iterator[Table]:
+    """The first round in which each kind of model had each target score."""
+    runs = [run for setting in settings for run in study.runs_of(setting)]
+    columns = [
+        Column(
+            setting, f"{target:g}{names.unit(runs[0].summary)}", first_round(kind, target), best="low",
+            quantity="rounds_to", unit="rounds", kind=kind, target=f"{target:g}",
+            group=f"{setting.split}, {kind} models",
+        )
+        for setting in settings
+        for kind in study.kinds_of(setting)
+        if kind in CURVES
+        for target in targets or own_targets(study, setting)
+    ]  # fmt: skip
+    if columns:
+        every = sorted({int(run.settings.get("eval.every", 1)) for run in runs})
+        caption = (
+            f"First round in which the models had that mean {runs[0].metrics[0]} ({seeds_text(study)})."
+            + f" Tested every {' or '.join(map(str, every))} rounds." * (every != [1])
+        )
+        title = f"{data}: rounds to a goal in {runs[0].metrics[0]}"
+        yield Table.make(study, f"rounds-{slug(data)}", title, caption, columns)
+
+
+def rival_table(study: Study, setting: Setting) -> Iterator[Table]:
+    """The rounds that each method's models need to reach the best score of `RIVALS`."""
+    kinds = [kind for kind in study.kinds_of(setting) if kind in CURVES]
+    columns = [
+        rival_column(study, setting, rival, rival_kind, kind)
+        for method, rival_kind in RIVALS
+        for rival in study.rows_of(setting)
+        if rival.method == method and any(run.best(rival_kind) for run in study.runs(rival, setting))
+        for kind in kinds
+    ]
+    if columns and len(study.rows_of(setting)) > 1:
+        caption = (
+            "First round in which a method\u2019s models of that kind had the rival\u2019s best accuracy, and how many "
+            "more or fewer rounds that is than the rival itself needed. Each seed races against the rival\u2019s run "
+            "with that seed. A local model is fresh from its client\u2019s data: beside a rival\u2019s global model, "
+            "as the paper seems to set it, its lead is mostly that; FedAvg\u2019s local model is its fair rival."
+        )
+        title = f"{setting.label}: rounds to a rival\u2019s best"
+        yield Table.make(
+            study, f"rivals-{slug(setting.label)}", title, caption, columns, study.rows_of(setting)
+        )
+
+
+def rival_column(study: Study, setting: Setting, rival: Row, rival_kind: str, kind: str) -> Column:
+    """Cells such as `131.0 (−25 %)`: the rounds, and how many more or fewer they are than the rival's own."""
+    runs = study.runs(rival, setting)
+    goals = {run.seed: best for run in runs if (best := run.best(rival_kind))}
+
+    def value(run: Run) -> float | None:
+        return run.first_round(kind, goals[run.seed][0]) if run.seed in goals else None
+
+    def change(runs: Sequence[Run], mean: float) -> str:
+        own = float(np.mean([goals[run.seed][1] for run in runs if value(run) is not None]))
+        return signed(100 * (mean / own - 1), 0, " %")
+
+    score, round = np.mean(list(goals.values()), axis=0)
+    unit = unit_of(study, setting)
+    group = f"{rival.label} {rival_kind}, {names.shown(score, unit, 1)}{unit} in round {round:.1f}"
+    return Column(
+        setting, kind, value, note=change, quantity="rounds_to_best_of", unit="rounds", kind=kind,
+        target=f"{rival.label} {rival_kind}", group=group,
+    )  # fmt: skip
+
+
+def _asked(run: Run) -> float | None:
+    return run.summary.get("density_asked") if names.DENSITY in run.summary else None
+
+
+def _summary(name: str) -> Callable[[Run], float | None]:
+    return lambda run: run.summary.get(name)
+
+
+def first_round(kind: str, goal: float) -> Callable[[Run], float | None]:
+    """The value of a column: the first round in which that kind of model reached the goal."""
+    return lambda run: run.first_round(kind, goal)
 
 
 def score_column(study: Study, setting: Setting, kind: str, metric: str) -> Column:
-    """Cells such as `83.4 ± 0.1`, with a note where seeds or clients are missing."""
-    first = study.runs_of(setting)[0]
-    unit, digits = ("%", 1) if first.in_percent else ("", 3)
+    """Cells such as `83.4 ± 0.1`, with a note where clients are missing."""
+    unit = unit_of(study, setting)
 
-    def cell(runs: list[Run]) -> Cell:
-        seeds = numbers.final_score(runs, kind, metric)
-        if seeds is None:
-            return Cell(NO_VALUE)
-        tested = min(int(run.scores(metric)[kind]["clients"]) for run in runs)
+    def note(runs: Sequence[Run], _: float) -> str:
+        tested = min(int(scores[kind]["clients"]) for run in runs if kind in (scores := run.scores(metric)))
         clients = int(runs[0].summary["clients"])
-        notes = f" ({tested}/{clients})" * (tested < clients) + fewer_seeds(study, runs)
-        return Cell(plus_minus(seeds, digits) + notes, seeds, round(seeds.mean, digits))
+        return f" ({tested}/{clients})" if tested < clients else ""
 
-    best: Literal["high", "low"] = "low" if first.lower_is_better(metric) else "high"
-    name = f"{kind}, %" if unit else kind
-    return Column(setting, name, over(study, setting, cell), best, metric, unit, kind)
+    lower = names.is_error(study.runs_of(setting)[0].summary, metric)
+    return Column(
+        setting, f"{kind}, %" if unit else kind, lambda run: run.score(metric, kind), 1 if unit else 3,
+        best="low" if lower else "high", note=note, quantity=metric, unit=unit.strip(), kind=kind,
+    )  # fmt: skip
 
 
-def _cost_column(
-    study: Study, setting: Setting, title: str, name: str, unit: str, everything: list[Run]
-) -> Column:
-    """Cells with a cost in the unit that suits all runs; a cost of nothing is no candidate for the best."""
-    largest = max(float(run.summary.get(name) or 0) for run in everything)
-    size, word = traffic_unit(largest) if unit == "bytes" else flops_unit(largest)
+def cost_column(setting: Setting, name: str, largest: float) -> Column:
+    """A cost of the whole run in a unit that suits the largest one."""
+    title, unit = COSTS[name]
+    scale, word = traffic_unit(largest) if unit == "bytes" else flops_unit(largest)
+    return Column(
+        setting, f"{title}, {word}", _summary(name), scale=scale, best="cost",
+        quantity=name, unit=unit,
+    )  # fmt: skip
 
-    def cell(runs: list[Run]) -> Cell:
-        seeds = numbers.of_summary(runs, name)
-        if seeds is None:
-            return Cell(NO_VALUE)
-        shown = round(seeds.mean / size, 1)
-        return Cell(f"{shown:.1f}" if seeds.mean else "0", seeds, shown if seeds.mean else None)
 
-    return Column(setting, f"{title}, {word}", over(study, setting, cell), "low", name, unit)
+def own_targets(study: Study, setting: Setting) -> list[float]:
+    """The targets of the runs' own configs, ascending."""
+    return sorted({target for run in study.runs_of(setting) for target in run.targets})
+
+
+def unit_of(study: Study, setting: Setting) -> str:
+    """The unit of the scores on that data with a space before it: percent, or nothing in a regression."""
+    return names.unit(study.runs_of(setting)[0].summary)
+
+
+def metric_text(study: Study, setting: Setting) -> str:
+    """The main metric and its unit at the beginning of a sentence: `Accuracy in %`."""
+    metric, unit = study.main_metric(setting), unit_of(study, setting)
+    return f"{metric[0].upper()}{metric[1:]}" + f" in{unit}" * bool(unit)
+
+
+def signed(value: float, digits: int, unit: str = "") -> str:
+    """` (−0.8)`: a difference, with a sign."""
+    sign = "\u00b1" if not value else "+" if value > 0 else "\u2212"
+    return f" ({sign}{abs(value):.{digits}f}{unit})"
+
+
+def traffic_unit(largest: float) -> tuple[float, str]:
+    """Bytes in a unit, and its name: the paper's GB (1e9) for large traffic."""
+    return (1e9, "GB") if largest >= 1e9 else (1e6, "MB") if largest >= 1e6 else (1e3, "kB")
+
+
+def flops_unit(largest: float) -> tuple[float, str]:
+    """FLOPs in a unit, and its name: the paper's 1e14 for large ones, else a power of 1000."""
+    exponent = 14 if largest >= 1e14 else 3 * int(math.log10(max(largest, 1)) // 3)
+    return 10.0**exponent, f"1e{exponent}"

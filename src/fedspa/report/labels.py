@@ -1,0 +1,63 @@
+"""The names in print of methods, searchers, data sets and partitions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+DATASETS = {
+    "emnist_letters": "EMNIST-L",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "digits": "Digits",
+    "mnist": "MNIST",
+    "fashion_mnist": "Fashion-MNIST",
+    "synthetic": "Synthetic",
+}
+PARTITIONS = {
+    "iid": "IID",
+    "dirichlet": "Dirichlet {gamma}",
+    "dirichlet_balanced": "balanced Dirichlet {gamma}",
+    "shards": "{classes_per_client} classes a client",
+}
+
+
+def component(config: Mapping[str, Any]) -> str:
+    """A method or searcher in print, by its name in the config and the name of its class.
+
+    FedALA for fedala, FedSpa head for fedspa_head, and for some FedAvg FedAvgM, LG-FedAvg, FedPer, FedBN.
+    """
+    name, own = str(config["name"]), str(config.get("_target_") or "").rpartition(".")[2]
+    if name.replace("_", "") != own.lower():
+        own = " ".join(_capitals(word, own) for word in name.split("_"))
+    return re.sub("(?<=[A-Za-z]{2})(?=Fed)", "-", own)
+
+
+def _capitals(word: str, own: str) -> str:
+    before, base, after = word.partition(own.lower()) if own else (word, "", "")
+    if base:
+        return before.upper() + own + after.capitalize()
+    fed, rest = word[:3], word[3:]
+    if fed != "fed":
+        return word
+    return fed.capitalize() + (rest.capitalize() if set(rest) & set("aeiou") else rest.upper())
+
+
+def partition(name: str, options: Mapping[str, Any]) -> str:
+    """A partition in print, such as `Dirichlet 0.3`. `options`: its settings."""
+    try:
+        return PARTITIONS.get(name, name).format(**options)
+    except KeyError:
+        return name
+
+
+def listed(items: Sequence[object]) -> str:
+    """`a, b and c`."""
+    texts = [str(item) for item in items]
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+def slug(text: str) -> str:
+    """A text as a file's name or an anchor."""
+    return "-".join(re.findall(r"[a-z0-9]+(?:\.[0-9]+)?", text.lower()))
