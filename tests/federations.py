@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from fedspa.core.weights import ParameterSpace
 from fedspa.costs.network import NetworkCosts
 from fedspa.data.pixels import Augmentation, Pixels
 from fedspa.data.sets import ArraySet
-from fedspa.federated.client import ClientSetup
 from fedspa.federated.client_runner import ClientRunner
+from fedspa.federated.client_setup import ClientSetup
 from fedspa.federated.evaluation import Evaluator
 from fedspa.federated.executor import Executor, InProcess
 from fedspa.federated.loop import FederatedLoop
@@ -35,7 +35,6 @@ from fedspa.federated.own_layers import OwnLayers
 from fedspa.layer_sparsity.erk import ErdosRenyiKernel
 from fedspa.masks.base import MaskSearcher
 from fedspa.masks.initial import InitialMasks
-from fedspa.masks.select import random_mask
 from fedspa.methods.base import Method
 from fedspa.metrics.accuracy import Accuracy
 from fedspa.models.initialise import seeded
@@ -179,7 +178,7 @@ def federation(
         initial_mask = (
             InitialMasks.of(searcher, space, seed=0)
             if searcher
-            else InitialMasks(partial(random_mask, space, active), shared=True, seed=0)
+            else InitialMasks(space, active, shared=True, seed=0)
         )
     accuracy = {"accuracy": Accuracy(name="accuracy")}
     setup = ClientSetup(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,10 +15,10 @@ from fedspa.core.errors import UserError
 from fedspa.core.packed_mask import PackedMask, packed_by_shifts, unpacked_by_shifts
 from fedspa.core.weights import ParameterSpace
 from fedspa.masks.dst import DST
-from fedspa.masks.initial import InitialMasks
+from fedspa.masks.initial import InitialMasks, random_mask
 from fedspa.masks.rsm import RSM
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import drop_and_grow, kth_by_topk, largest, random_mask, smallest
+from fedspa.masks.select import drop_and_grow, kth_by_topk, largest, smallest
 
 relaxed = settings(deadline=None)
 
@@ -266,7 +265,7 @@ def test_every_coordinate_of_a_random_mask_is_as_likely():
 
 def test_same_first_masks_are_one_object_and_different_ones_are_reproducible():
     def first_masks(shared: bool, seed: int = 0) -> list[PackedMask]:
-        initial = InitialMasks(partial(random_mask, SPACE, (6, 3, 5)), shared=shared, seed=seed)
+        initial = InitialMasks(SPACE, (6, 3, 5), shared=shared, seed=seed)
         return [initial(client) for client in (0, 1, 2, 0)]
 
     same, different = first_masks(shared=True), first_masks(shared=False)
@@ -279,12 +278,11 @@ def test_same_first_masks_are_one_object_and_different_ones_are_reproducible():
     assert all(SPACE.count(mask.unpack(like)) == (6, 3, 5) for mask in same + different)
 
 
-def test_masks_drawn_ahead_are_those_drawn_when_asked_for():
-    draws = [lambda source: random_mask(SPACE, (6, 3, 5), source)]
-    ahead, later = (InitialMasks(lambda source: draws[0](source), shared=False, seed=0) for _ in range(2))
+def test_masks_drawn_ahead_are_those_drawn_when_asked_for(monkeypatch):
+    ahead, later = (InitialMasks(SPACE, (6, 3, 5), shared=False, seed=0) for _ in range(2))
     ahead.draw_ahead(3)
     expected = [later(client) for client in range(3)]
-    draws.clear()  # nothing can be drawn now
+    monkeypatch.delattr("fedspa.masks.initial.random_mask")  # nothing can be drawn now
     assert [ahead(client) for client in range(3)] == expected
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pytest
@@ -25,15 +25,14 @@ from fedspa.costs.units import show_flops, show_saved
 from fedspa.data.examples import IGNORED, Arrays, Examples
 from fedspa.data.pixels import Augmentation, Pixels
 from fedspa.data.sets import ArraySet
-from fedspa.federated.client import ClientSetup
 from fedspa.federated.client_runner import ClientRunner
+from fedspa.federated.client_setup import ClientSetup
 from fedspa.federated.evaluation import Evaluator
 from fedspa.federated.executor import InProcess
 from fedspa.federated.loop import FederatedLoop
 from fedspa.federated.messages import Messages
 from fedspa.masks.dst import DST
 from fedspa.masks.initial import InitialMasks
-from fedspa.masks.select import random_mask
 from fedspa.methods.base import Method
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.fedspa import FedSpa
@@ -204,11 +203,7 @@ def loop(
     rows = np.split(np.arange(CLIENTS * each), CLIENTS)
     full = PackedMask.pack(torch.ones(space.total))
     active = [size - size // 2 for size in space.sizes] if method.uses_mask else []
-    masks = (
-        InitialMasks(partial(random_mask, space, active), shared=True, seed=0)
-        if active
-        else lambda client: full
-    )
+    masks = InitialMasks(space, active, shared=True, seed=0) if active else lambda client: full
     costs = toy.costs(network or seeded(toy.network, seed=0))
     runner = ClientRunner(
         setup=ClientSetup(

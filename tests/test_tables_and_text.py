@@ -115,7 +115,11 @@ def test_splits_in_files_and_other_kinds_of_tables(plan: Planner, cancer: Path, 
     ("change", "overrides", "sentence"),
     [
         (None, ["dataset.label=targte"], "dataset.label=targte is no column of .*did you mean target"),
-        (None, [], "more than one that could be meant: set dataset.label to"),
+        (
+            None,
+            [],
+            "more than one column that could be meant: set dataset.label to mean radius or .* or another of 32",
+        ),
         (
             None,
             ["dataset.label=target", "dataset.columns=[siez]"],

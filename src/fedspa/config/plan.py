@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import AnyNode, BooleanNode, DictConfig, OmegaConf
-from omegaconf.errors import (
-    OmegaConfBaseException,
-)
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fedspa.config.checking import (
     check_learning_rates,
@@ -147,7 +145,6 @@ def register(settings: type[Config] = Config) -> None:
     for open_ended in (*groups, schema.training.optimizer_options):
         # Hydra would refuse options that no YAML mentions; `check` and the optimizer check all options.
         OmegaConf.set_struct(open_ended, False)
-    _leave_switches_to_check(schema)
     register_plugins(config_dir())
     ConfigStore.instance().store(name="schema", node=schema)
     OmegaConf.register_new_resolver("project_root", lambda: str(project_root()), replace=True)
@@ -157,16 +154,6 @@ def register(settings: type[Config] = Config) -> None:
         "file_name", lambda name: file_name([str(name).replace("/", "--")]), replace=True
     )
     OmegaConf.register_new_resolver("used_sparsity", _used_sparsity, replace=True)
-
-
-def _leave_switches_to_check(node: DictConfig) -> None:
-    """Let Hydra accept anything for the schema's booleans. It would turn 2 into true without an error."""
-    for key in node:
-        child = node._get_node(key)
-        if isinstance(child, BooleanNode):
-            node._content[key] = AnyNode(child._value(), key=key, parent=node)  # type: ignore[index]
-        elif isinstance(child, DictConfig):
-            _leave_switches_to_check(child)
 
 
 def _used_sparsity(*, _root_: DictConfig) -> float:
@@ -190,15 +177,16 @@ def check(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Plan:
     schema = OmegaConf.get_type(config)  # the command's schema; dict for a recorded config
     values: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
     check_objects(values, objects)
-    check_named(values, objects, ONE_EACH, SEVERAL)
-    for field in () if schema in (None, dict) else fields(schema):
+    schema = Config if schema in (None, dict) else schema
+    for field in fields(schema):
         if field.name not in values:
             raise left_out(field.name)
+    check_named(values, ("model", *ONE_EACH))
     try:
         values = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise explain(error) from error
-    settings, resolved = build("", Config if schema in (None, dict) else schema, values)
+    settings, resolved = build("", schema, values)
     trusted = settings.trusted_packages
     parts: dict[str, Any] = {}
     for group in ONE_EACH:

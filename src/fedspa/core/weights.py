@@ -125,16 +125,16 @@ class ParameterSpace:
         return self.sizes if self.channels is None else self.channels.groups
 
     def mask_bits(self, mask: torch.Tensor) -> torch.Tensor:
-        """The bits that describe a mask [total] of flags: bool [sum of mask_sizes]."""
+        """The bits that describe a mask [total]: [sum of mask_sizes] in its dtype."""
         if self.channels is None:
             return mask
-        return self.channels.sums(self.parameters.tensors, mask[: self.trained].float()) > 0
+        return (self.channels.sums(self.parameters.tensors, mask[: self.trained].float()) > 0).to(mask)
 
     def mask_of(self, bits: torch.Tensor) -> torch.Tensor:
-        """The mask that bits describe: bool [total], ones in running statistics."""
+        """The mask that bits describe: [total] in their dtype, ones in running statistics."""
         if self.channels is None:
             return bits
-        mask = self.channels.mask(self.parameters.tensors, bits)
+        mask = self.channels.mask(self.parameters.tensors, bits.bool()).to(bits)
         return torch.cat([mask, mask.new_ones(self.total - self.trained)])
 
     def counts_by_sums(self, flags: torch.Tensor) -> torch.Tensor:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedspa.core.errors import UserError, brief, nearest
+from fedspa.core.errors import UserError, brief, nearest, written
 
 if TYPE_CHECKING:
     import datasets
@@ -98,28 +99,22 @@ def builder(name: str, subset: str | None, commit: str, origin: str) -> datasets
 
     if subset in kept:
         return from_cache(str(subset))
-    problem: Exception | None = None
+    valid, reason = [], "the hub gives another revision"
     try:
         found = load_dataset_builder(name, subset, revision=commit)
         if found.hash == commit:
             return found
     except Exception as error:  # as above
-        problem = error
+        reason = _reason(error)
+        if isinstance(error, ValueError):
+            with suppress(Exception):  # then the first reason is the one to tell
+                valid = get_dataset_config_names(name, revision=commit)
     if subset is None and len(kept) == 1:  # out of reach, but here is what the network would give
         return from_cache(next(iter(kept)))
-    if isinstance(problem, ValueError):
-        try:
-            valid = get_dataset_config_names(name, revision=commit)
-        except Exception:  # then the first reason is the one to tell
-            valid = [subset or ""]
-        if subset is None:
-            raise UserError(f"{origin} has several subsets: set dataset.subset to one of {', '.join(valid)}.")
-        if subset not in valid:
-            raise UserError(f"dataset.subset={subset} is no subset of {origin}: {nearest(subset, valid)}.")
-    raise UserError(
-        f"{origin} cannot be had in revision {commit}{f' ({_reason(problem)})' if problem else ''}: it is not in the "
-        "cache, and the hub does not give it."
-    ) from problem
+    if valid and subset not in valid:
+        given = written(subset)
+        raise UserError(f"dataset.subset={given} is no subset of {origin}: {nearest(given, valid)}.")
+    raise UserError(f"{origin} cannot be had in revision {commit}: it is not in the cache, and {reason}.")
 
 
 def _cached_subsets(name: str, commit: str) -> dict[str, str]:

@@ -17,6 +17,8 @@ NUMBERS = ("int", "uint", *FRACTIONS)
 """The beginnings of the types of columns of numbers."""
 DISCRETE = ("int", "uint", "bool", "string", "large_string")
 """The beginnings of the types of columns that can hold labels or groups."""
+MOST_NAMED = 6
+"""Columns that a sentence names."""
 KEYS = "column of whole numbers or names"
 UNKNOWN = (
     "no class of the training examples (a split without labels?): set dataset.test_split to another one, or to none to "
@@ -80,9 +82,11 @@ class Part(NamedTuple):
         if name in valid or (name is None and len(valid) == 1):
             return name or valid[0]
         if name is None:
-            fault = "more than one that could be meant" if valid else f"no {what}"
-            others = " or ".join(valid or self.discrete) or "a column, of which there is none"
-            raise UserError(f"{self.where} has {fault}: set {setting} to {others}.")
+            fault = "more than one column that could be meant" if valid else f"no {what}"
+            able = list(valid or self.discrete)
+            others = " or ".join(able[:MOST_NAMED]) or "a column, of which there is none"
+            more = f" or another of {len(able)}" if len(able) > MOST_NAMED else ""
+            raise UserError(f"{self.where} has {fault}: set {setting} to {others}{more}.")
         kind = self.data.features.get(name)
         fault = f"no {what} of" if kind else "no column of"
         held = f" (it holds {getattr(kind, 'dtype', type(kind).__name__)})" if kind else ""

@@ -5,10 +5,9 @@ The facts (sizes, shape, classes) stand in the config, so that costs, models and
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -99,7 +98,7 @@ class Source(ABC):
     @property
     def shape_text(self) -> str:
         """One example in words, for sentences."""
-        return f"examples of {' x '.join(map(str, self.input_shape))}"
+        return f"{self.things} of {' x '.join(map(str, self.input_shape))}"
 
     @property
     def model_facts(self) -> dict[str, Any]:
@@ -109,7 +108,7 @@ class Source(ABC):
     @property
     def row_bytes(self) -> int:
         """Memory of one example."""
-        return math.prod(self.input_shape) * (4 if self.input_dtype is None else 8)
+        return self.probe(1).inputs.nbytes
 
     def blank(self, count: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Inputs [count, *input_shape] of zeros; `dtype` is that of the floats, float32 if None."""
@@ -117,8 +116,10 @@ class Source(ABC):
 
     def probe(self, count: int) -> ArraySet:
         """`count` made-up examples of this shape, to measure how fast a network trains."""
-        targets = torch.zeros((count, self.outputs) if self.is_regression else count)
-        return ArraySet(self.blank(count), targets if self.is_regression else targets.long())
+        classes = torch.zeros(count, dtype=torch.int64)
+        return ArraySet(
+            self.blank(count), torch.zeros(count, self.outputs) if self.is_regression else classes
+        )
 
     def normaliser(self) -> dict[str, list[float]]:
         """mean and std of each channel, which an exported model applies itself; empty of other inputs than images."""
@@ -268,22 +269,14 @@ class ImageSource(Source):
         return (self.channels, *self.sides)
 
     @property
-    def shape_text(self) -> str:
-        return f"images of {' x '.join(map(str, self.input_shape))}"
-
-    @property
     def model_facts(self) -> dict[str, Any]:
         height, width = self.sides
         size = height if height == width else (height, width)
         return super().model_facts | {"channels": self.channels, "image_size": size}
 
-    @property
-    def row_bytes(self) -> int:
-        return math.prod(self.input_shape)
-
     def probe(self, count: int) -> ArraySet:
         pixels = torch.randint(256, (count, *self.input_shape), dtype=torch.uint8)
-        return ArraySet(pixels, torch.zeros(count, dtype=torch.int64))
+        return replace(super().probe(count), inputs=pixels)
 
     def normaliser(self) -> dict[str, list[float]]:
         return {"mean": list(self.mean), "std": list(self.std)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from fedspa.core.client import Client, Trained
 from fedspa.core.client_state import MASK, ClientState, Item
-from fedspa.core.errors import UserError, check_choice
+from fedspa.core.errors import check_choice
 from fedspa.core.packed_mask import PackedMask
 from fedspa.masks.checking import check_mask, refusal
 from fedspa.masks.search_input import SearchInput
@@ -86,6 +86,11 @@ class MaskSearcher(Fitted, ABC):
         return self.target
 
     @property
+    def first_counts(self) -> Counts:
+        """The active bits of a random first mask in each tensor; with channels in each group of them."""
+        return self.counts(-1)
+
+    @property
     def keeps_tensors(self) -> bool:
         """True if the plan has one count for each tensor."""
         return isinstance(self.counts(0), Sequence)
@@ -128,21 +133,6 @@ class MaskSearcher(Fitted, ABC):
     @abstractmethod
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         """The next mask [trained], zeros and ones in the dtype of `search.mask`; `search.mask` itself for no change."""
-
-    def random_mask(self, space: ParameterSpace, source: torch.Generator) -> torch.Tensor:
-        """A random first mask: float32 [total] on the CPU. It is called unless `searches_first`.
-
-        Raises `UserError` if the plan has no count of each tensor for it.
-        """
-        from fedspa.masks.select import random_mask
-
-        counts = self.counts(-1)
-        if not isinstance(counts, Sequence):
-            raise UserError(
-                f"{self._title} has no count of each tensor for the first masks, which are drawn at random: "
-                "counts(-1) must say them."
-            )
-        return random_mask(space, (*counts, *space.running.sizes), source)
 
     def first_mask(self, search: SearchInput) -> torch.Tensor:
         """The first mask [trained] of a client. It is called if `searches_first`."""
@@ -241,7 +231,7 @@ class MaskSearcher(Fitted, ABC):
         planned counts, if it changed although the searcher does not search, or if the searcher wrote into its
         input.
         """
-        title = self._title
+        title = f"mask={self.name} ({type(self).__module__}.{type(self).__qualname__})"
         given = search.mask, search.weights
         versions = [tensor._version for tensor in given]  # torch counts the writes into a tensor
         mask = self.first_mask(search) if first else self.next_mask(search)
@@ -251,11 +241,6 @@ class MaskSearcher(Fitted, ABC):
             may_change = first or (self.searches and self.searching(search.round))
             check_mask(client, title, search, mask, self.counts(search.round), may_change=may_change)
         return mask
-
-    @property
-    def _title(self) -> str:
-        """The searcher's name in messages."""
-        return f"mask={self.name} ({type(self).__module__}.{type(self).__qualname__})"
 
     def _state(self, client: Client, search: SearchInput, mask: torch.Tensor) -> ClientState:
         """The client's state with a mask [trained] from a search."""

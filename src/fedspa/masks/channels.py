@@ -63,9 +63,13 @@ class ChannelDST(Widths, DST):
     def needs_gradient(self) -> bool:
         return self.regrow == "gradient" or self.drop == "taylor"
 
+    @property
+    def first_counts(self) -> Sequence[int]:
+        return self.widths
+
     def exchanging(self, round: int) -> bool:
-        fitted = bool(self.widths)  # before `fit` nobody knows how many units a group has
-        return self.searching(round) and (any(self._exchanged(round)) or not fitted)
+        """True also before `fit`, when no widths are known."""
+        return self.searching(round) and (not self.widths or any(self._exchanged(round)))
 
     def receives_dense(self, round: int) -> bool:
         return self.regrow == "gradient" and self.exchanging(round)
@@ -76,26 +80,16 @@ class ChannelDST(Widths, DST):
             return trained
         return torch.where(client.mask > 0, trained, client.weights)
 
-    def random_mask(self, space: ParameterSpace, source: torch.Generator) -> torch.Tensor:
-        """Random units, so many of each group: float32 [total]."""
-        channels = space.channels
-        assert channels is not None
-        draws = channels.split(torch.rand(channels.total, generator=source))
-        pairs = zip(draws, self.widths, strict=True)
-        units = torch.cat([piece.argsort().argsort() < width for piece, width in pairs])
-        return space.mask_of(units).float()
-
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         """Exchange floor(alpha_t x active) units of each group; their number never changes."""
         if not self.exchanging(search.round):
             return search.mask
         space, channels = search.space, search.space.channels
         assert channels is not None
-        units = space.mask_bits(search.mask).to(search.weights)
+        units = space.mask_bits(search.mask)
         scores = self._dropping(search, channels), self._growing(search, channels)
         pieces = zip(*map(channels.split, (units, *scores)), self._exchanged(search.round), strict=True)
-        exchanged = torch.cat([drop_and_grow(*piece) for piece in pieces])
-        return space.mask_of(exchanged.bool()).to(search.mask)
+        return space.mask_of(torch.cat([drop_and_grow(*piece) for piece in pieces]))
 
     def _exchanged(self, round: int) -> list[int]:
         """The units of each group that a search exchanges; none in a group that is whole."""
@@ -141,8 +135,9 @@ def widths(channels: Channels, space: ParameterSpace, budget: int) -> tuple[int,
     if not fitting:
         least, total = parameters(at((0, 1))), space.total
         raise UserError(
-            f"mask=channels keeps one channel in each layer at least, {least:,} of the {total:,} parameters, but "
-            f"sparsity leaves {budget:,}: use sparsity={int(1000 * (1 - least / total)) / 1000:g} at most."
+            f"mask=channels leaves {least:,} of the {total:,} parameters active at least (one channel of each layer, "
+            f"and what cannot be cut), but sparsity leaves {budget:,}: use "
+            f"sparsity={int(1000 * (1 - least / total)) / 1000:g} at most."
         )
     chosen = list(at(shares[fitting - 1]))
     for group in reversed(range(len(chosen))):

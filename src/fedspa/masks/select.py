@@ -5,29 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from math import floor
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from fedspa.core.weights import ParameterSpace
 
 
 def whole(value: float) -> int:
     """The whole number at or below a value; a value that rounding left just below a whole number counts as it."""
     return floor(value + 1e-9)
-
-
-def random_mask(space: ParameterSpace, active: Sequence[int], source: torch.Generator) -> torch.Tensor:
-    """A mask with exactly `active[i]` random ones in the i-th tensor: float32 [total] on the CPU."""
-    mask = torch.zeros(space.total)
-    for piece, count in zip(space.split(mask), active, strict=True):
-        if count == piece.numel():  # most tensors are dense, and need no draw
-            piece.fill_(1)
-        else:
-            piece[torch.randperm(piece.numel(), generator=source)[:count]] = 1
-    return mask
 
 
 def smallest(scores: torch.Tensor, k: int) -> torch.Tensor:

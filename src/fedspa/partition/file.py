@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -26,8 +27,6 @@ class Given:
 
     train: list[np.ndarray]
     test: list[np.ndarray] | None
-    data: str
-    """The hash of the data that its rows belong to; "" if the file has none."""
     names: tuple[str, ...]
 
     @property
@@ -56,34 +55,18 @@ class FilePartition(AnyPartition):
         return self if self.digest else replace(self, digest=self._read().digest)
 
     def assign(self, data: Data, clients: int, seed: int) -> Assignment:
-        given = self._read()
+        given = self._read(data)
         if self.digest and given.digest != self.digest:
             raise self._error(f"holds other rows ({given.digest}) than partition.digest={self.digest} says")
-        if len(given.train) != clients:
-            count = len(given.train)
+        if (count := len(given.train)) != clients:
             raise self._error(f"is a partition of {count} clients: set federation.clients={count}")
-        if given.data and data.hash and given.data != data.hash:
-            raise self._error(
-                f"counts the rows of another data set (hash {given.data}, here {data.hash}): it needs the same rows in "
-                'the same order; to use its row numbers with this data set, remove "data" from the file'
-            )
-        for kind, lists, size in (
-            ("train", given.train, len(data.train)),
-            ("test", given.test, len(data.test)),
-        ):
-            for client, rows in enumerate(lists or []):
-                if rows[-1] >= size:
-                    raise self._error(
-                        f"has row {rows[-1]} in {kind}_rows of client {client}, but there are {size} {kind} rows: it "
-                        f"must be in [0, {size - 1}]"
-                    )
         return Assignment(given.train, given.test, given.names)
 
     def _error(self, fault: str) -> UserError:
         return UserError(f"partition.path={self.path} {fault}.")
 
-    def _read(self) -> Given:
-        """The file's contents, checked. Raises `UserError` that names the fault and its place."""
+    def _read(self, data: Data | None = None) -> Given:
+        """The file's contents, checked, also against the data if it is given. Raises `UserError`."""
         if not self.path:
             raise UserError(f"partition=file needs partition.path=<{NAME} of a run, or its folder>.")
         file = Path(self.path).expanduser()
@@ -94,37 +77,42 @@ class FilePartition(AnyPartition):
         if not isinstance(content, dict) or "train_rows" not in content:
             lists = "of very many clients a run keeps no lists, unless save.client_files is larger"
             raise self._error(f'must hold {{"train_rows": [[0, 5], [1, 2]]}}: {lists}')
-        train = self._lists("train_rows", content["train_rows"])
+        if data and data.hash and (of := content.get("data")) not in (None, "", data.hash):
+            raise self._error(
+                f"counts the rows of another data set (hash {of}, here {data.hash}): it needs the same rows in the "
+                'same order; to use its row numbers with this data set, remove "data" from the file'
+            )
+        train = self._lists("train_rows", content["train_rows"], len(data.train) if data else LARGEST)
+        test, names = content.get("test_rows"), content.get("names") or [""] * len(train)
         rows, counts = np.unique(np.concatenate(train), return_counts=True)
         for row in rows[counts > 1][:1]:
             first, second, *_ = (client for client, part in enumerate(train) if row in part)
             raise self._error(
                 f"gives row {row} to client {first} and to client {second}: a row must be one client's"
             )
-        test, names = content.get("test_rows"), content.get("names") or []
-        test = None if test is None else self._lists("test_rows", test)
-        for name, each in (("test_rows", test), ("names", names or None)):
-            if each is not None and (not isinstance(each, list) or len(each) != len(train)):
+        if test is not None:
+            test = self._lists("test_rows", test, len(data.test) if data else LARGEST)
+        for name, each in (("test_rows", test or train), ("names", names)):
+            if not isinstance(each, list) or len(each) != len(train):
                 raise self._error(
                     f"has {name} that are not one for each of the {len(train)} clients in train_rows"
                 )
-        return Given(train, test, str(content.get("data") or ""), tuple(map(str, names)))
+        return Given(train, test, tuple(map(str, content.get("names") or [])))
 
-    def _lists(self, key: str, value: Any) -> list[np.ndarray]:
-        """Sorted rows int64 of each client: whole numbers from 0, none twice in a list, no list empty."""
-        if not isinstance(value, list) or not value:
+    def _lists(self, key: str, lists: Any, size: int) -> list[np.ndarray]:
+        """The sorted rows int64 of each client: whole numbers below `size`, none twice in a list, no list empty."""
+        if not isinstance(lists, list) or not lists:
             raise self._error(f"has {key} that are no list of lists of rows, one a client")
-        checked = []
-        for client, rows in enumerate(value):
+        for client, rows in enumerate(lists):
             if not isinstance(rows, list) or not rows:
                 raise self._error(f"has {key} of client {client} that are no list of rows, or an empty one")
             for row in rows:
-                if type(row) is not int or not 0 <= row < LARGEST:
+                if type(row) is not int or not 0 <= row < size:
+                    last = f" to {size - 1}" if size < LARGEST else ""
                     raise self._error(
-                        f"has {json.dumps(row)} in {key} of client {client}: rows are whole numbers from 0"
+                        f"has {json.dumps(row)} in {key} of client {client}: rows are whole numbers from 0{last}"
                     )
-            array = np.sort(np.array(rows, dtype=np.int64))
-            for row in array[:-1][np.diff(array) == 0][:1]:
+            row, times = Counter(rows).most_common(1)[0]
+            if times > 1:
                 raise self._error(f"has row {row} twice in {key} of client {client}")
-            checked.append(array)
-        return checked
+        return [np.sort(np.array(rows, dtype=np.int64)) for rows in lists]

@@ -64,6 +64,6 @@ class NarrowEngine(EagerEngine):
         space = self.space
         if space.statistics:  # a mask is 1 in all of them
             assert space.channels is not None
-            units = space.mask_bits(mask)
+            units = space.mask_bits(mask.bool())
             mask = space.channels.mask(space.tensors, units)
         return mask.nonzero().squeeze(1)
