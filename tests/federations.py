@@ -25,8 +25,8 @@ from fedspa.core.weights import ParameterSpace
 from fedspa.costs.network import NetworkCosts
 from fedspa.data.pixels import Augmentation, Pixels
 from fedspa.data.sets import ArraySet
-from fedspa.federated.client import ClientSetup
 from fedspa.federated.client_runner import ClientRunner
+from fedspa.federated.client_setup import ClientSetup
 from fedspa.federated.evaluation import Evaluator
 from fedspa.federated.executor import Executor, InProcess
 from fedspa.federated.loop import FederatedLoop

@@ -87,6 +87,7 @@ def test_each_command_has_a_name(monkeypatch, capsys):
         ("~training.lr", "training.lr cannot be left out: remove ~training.lr."),
         ("training=3", "training=3 is no section: set what is in it, as in training.epochs="),
         ("eval.targets=70", "eval.targets=70 is not a list"),
+        ("save.local=maybe", "save.local=maybe is not true or false."),
         ("mask=DST", "mask=DST is not known: did you mean dst or dsr?"),
         ("mask=null", "mask=null is not known: valid are channels, deepr, dsr, "),
         ("mask=[dst,rsm]", "mask=[dst,rsm] is a list: mask takes one option"),

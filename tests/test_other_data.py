@@ -25,8 +25,8 @@ from fedspa.costs.units import show_flops, show_saved
 from fedspa.data.examples import IGNORED, Arrays, Examples
 from fedspa.data.pixels import Augmentation, Pixels
 from fedspa.data.sets import ArraySet
-from fedspa.federated.client import ClientSetup
 from fedspa.federated.client_runner import ClientRunner
+from fedspa.federated.client_setup import ClientSetup
 from fedspa.federated.evaluation import Evaluator
 from fedspa.federated.executor import InProcess
 from fedspa.federated.loop import FederatedLoop

@@ -26,7 +26,7 @@ from fedspa.federated.executor import InProcess
 from fedspa.masks.dst import DST
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedspa import FedSpa
-from fedspa.runs import ranks
+from fedspa.runs import pickling, rank_group, ranks
 from fedspa.runs.experiment import run
 from fedspa.runs.pickling import pack, unpack
 from fedspa.runs.rank_group import RankGroup, RankLost, on_every_rank
@@ -89,8 +89,14 @@ METHODS = {
 }
 
 
+@pytest.fixture(params=["cuda", "cpu"])
+def apart(request, monkeypatch) -> None:
+    """Tensors on this kind of device travel beside all else, as those on GPUs do: "cpu" tries that here."""
+    monkeypatch.setattr(pickling, "APART", request.param)
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_one_two_and_four_ranks_give_the_same_bytes(in_ranks, method):
+def test_one_two_and_four_ranks_give_the_same_bytes(in_ranks, apart, method):
     def work(group: RankGroup) -> Any:
         def executor(runner):
             own = InProcess(runner)
@@ -133,9 +139,11 @@ def jobs_in_ranks(answers: dict[int, Any]) -> Callable[[RankGroup], Any]:
 
 
 @pytest.mark.parametrize("together", [1, 64])
-def test_every_rank_gets_every_answer_in_order(in_ranks, monkeypatch, together):
+def test_every_rank_gets_every_answer_in_order(in_ranks, apart, monkeypatch, together):
     monkeypatch.setattr(ranks, "TOGETHER", together)
-    given = {3: ("three", torch.arange(3.0), torch.empty(0), torch.tensor(True))}
+    given = {
+        3: ("three", torch.arange(3.0), torch.empty(0), torch.tensor(True), torch.arange(6).view(2, 3).T)
+    }
     expected = [str([0, 1, 2, given[3], 4, 5])] * 2
     assert in_ranks(2, lambda group: str(jobs_in_ranks(given)(group))) == expected
 
@@ -222,6 +230,22 @@ def test_a_tensor_travels_once_and_a_view_without_the_rest():
     again = unpack(packed)
     assert torch.equal(again["one"], large) and again["two"][0] is again["one"]
     assert torch.equal(again["two"][1], large[:3]) and again["three"] == PackedMask.pack(large > 5)
+
+
+def test_tensors_that_travel_apart_are_no_part_of_the_bytes(monkeypatch):
+    monkeypatch.setattr(pickling, "APART", "cpu")
+    large, apart = torch.arange(100_000.0), []
+    packed = pack({"one": large, "two": [large, "text"]}, apart)
+    assert len(packed) < 200 and len(apart) == 1 and apart[0] is large
+    again = unpack(packed, [2 * large])
+    assert torch.equal(again["one"], 2 * large) and again["two"][0] is again["one"]
+
+
+@pytest.mark.parametrize(("gpus", "backends"), [(True, "cpu:gloo,cuda:nccl"), (False, "gloo")])
+def test_tensors_of_gpus_travel_by_nccl(monkeypatch, gpus, backends):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    assert rank_group._backends() == backends
 
 
 # How the process was started

@@ -36,9 +36,8 @@ class Link:
         self,
         server: ServerState,
         mask: PackedMask | None,
+        envelope: Envelope,
         *,
-        round: int,
-        client: int,
         first: bool,
         weights: bool = True,
     ) -> tuple[ServerState, int]:
@@ -50,7 +49,6 @@ class Link:
             first: True if the client has not completed any update yet. A random mask then travels as a seed.
             weights: False if only further tensors travel.
         """
-        envelope = Envelope("model", round, client)
         further = encode_tensors(envelope, server.further)
         tensors = decode_tensors(further, envelope, server.further)
         if not weights:

@@ -27,29 +27,14 @@ def check_objects(values: Mapping[str, Any], objects: Mapping[str, Any]) -> None
             )
 
 
-def check_named(
-    values: dict[str, Any], objects: Mapping[str, Any], one_each: Sequence[str], several: Sequence[str]
-) -> None:
-    """Raise `UserError` if a component lacks its name or its class, perhaps in a YAML file of the user."""
-    for group in ("model", *one_each):
-        node = values.get(group)
-        if not isinstance(node, dict) or not node:
-            raise UserError(f"{group} is missing: choose one, as in {group}=<a file of conf/{group}>.")
-        if node.get("name") is None:
-            raise UserError(f"{group}.name is missing: it must be what {group}=<name> calls it.")
-        if group in objects:
-            continue
-        if "_target_" not in node and (group, node["name"]) != ("mask", "none"):
-            raise UserError(f"{group}._target_ is missing: it must be the dotted path of its class.")
-    for group in several:
-        nodes = values.get(group)
-        if not isinstance(nodes, dict):
-            raise UserError(f"{group} is missing: it must hold any number of components by name.")
-        for name, node in nodes.items():
-            if isinstance(node, dict) and "_target_" not in node:
-                raise UserError(
-                    f"{group}.{name}._target_ is missing: it must be the dotted path of its class."
-                )
+def check_named(values: Mapping[str, Any], groups: Sequence[str]) -> None:
+    """Raise `UserError` if the component of a group lacks its name, perhaps in a YAML file of the user."""
+    for group in groups:
+        node = values[group]
+        if not isinstance(node, dict) or node.get("name") is None:
+            raise UserError(
+                f"{group}.name is missing: it must be the name of the option, as in {group}=<name>."
+            )
 
 
 def moves_by_itself(method: Method) -> str:

@@ -43,7 +43,9 @@ def model_call(plan: Plan) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
     Raises `UserError` for an option that the maker does not have or that has the wrong type, and for unsuitable data.
     """
     options = {key: value for key, value in plan.resolved["model"].items() if key != "_target_"}
-    make = find_object("model._target_", plan.resolved["model"]["_target_"], plan.settings.trusted_packages)
+    make = find_object(
+        "model._target_", plan.resolved["model"].get("_target_"), plan.settings.trusted_packages
+    )
     if isinstance(make, type):
         check_kind("model", make)
     elif make.__module__.startswith("fedspa.") and not make.__module__.startswith("fedspa.models."):

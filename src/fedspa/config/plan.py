@@ -6,16 +6,15 @@ exception: `fedspa.config.network` builds it when the run has begun.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import AnyNode, BooleanNode, DictConfig, OmegaConf
-from omegaconf.errors import (
-    OmegaConfBaseException,
-)
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fedspa.config.checking import (
     check_learning_rates,
@@ -27,7 +26,7 @@ from fedspa.config.checking import (
 )
 from fedspa.config.unused import leave_out
 from fedspa.core.components import build, component, find_class
-from fedspa.core.errors import UserError, brief, check_range
+from fedspa.core.errors import UserError, check_range
 from fedspa.core.explaining import explain, left_out
 from fedspa.core.file_names import file_name
 from fedspa.core.identity import config_hash
@@ -147,7 +146,6 @@ def register(settings: type[Config] = Config) -> None:
     for open_ended in (*groups, schema.training.optimizer_options):
         # Hydra would refuse options that no YAML mentions; `check` and the optimizer check all options.
         OmegaConf.set_struct(open_ended, False)
-    _leave_switches_to_check(schema)
     register_plugins(config_dir())
     ConfigStore.instance().store(name="schema", node=schema)
     OmegaConf.register_new_resolver("project_root", lambda: str(project_root()), replace=True)
@@ -157,16 +155,6 @@ def register(settings: type[Config] = Config) -> None:
         "file_name", lambda name: file_name([str(name).replace("/", "--")]), replace=True
     )
     OmegaConf.register_new_resolver("used_sparsity", _used_sparsity, replace=True)
-
-
-def _leave_switches_to_check(node: DictConfig) -> None:
-    """Let Hydra accept anything for the schema's booleans. It would turn 2 into true without an error."""
-    for key in node:
-        child = node._get_node(key)
-        if isinstance(child, BooleanNode):
-            node._content[key] = AnyNode(child._value(), key=key, parent=node)  # type: ignore[index]
-        elif isinstance(child, DictConfig):
-            _leave_switches_to_check(child)
 
 
 def _used_sparsity(*, _root_: DictConfig) -> float:
@@ -186,19 +174,22 @@ def check(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Plan:
     `objects`: components by group that are used as they are, and as `model` a function that makes the network. The
     config's node of such a group only describes the object.
     """
+    from fedspa.methods.checking import check_declaration
+
     objects = objects or {}
     schema = OmegaConf.get_type(config)  # the command's schema; dict for a recorded config
     values: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
     check_objects(values, objects)
-    check_named(values, objects, ONE_EACH, SEVERAL)
-    for field in () if schema in (None, dict) else fields(schema):
+    schema = Config if schema in (None, dict) else schema
+    for field in fields(schema):
         if field.name not in values:
             raise left_out(field.name)
+    check_named(values, ("model", *ONE_EACH))
     try:
         values = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise explain(error) from error
-    settings, resolved = build("", Config if schema in (None, dict) else schema, values)
+    settings, resolved = build("", schema, values)
     trusted = settings.trusted_packages
     parts: dict[str, Any] = {}
     for group in ONE_EACH:
@@ -212,8 +203,6 @@ def check(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Plan:
         }
         parts[group] = {name: component for name, (component, _) in built.items()}
         resolved[group] = {name: plain for name, (_, plain) in built.items()}
-    from fedspa.methods.checking import check_declaration  # imports torch, which typos need not wait for
-
     check_declaration(parts["method"])
     unused = leave_out(settings, parts, resolved)
     plan = Plan(settings=settings, resolved=resolved, unused=unused, make_model=objects.get("model"), **parts)
@@ -230,8 +219,7 @@ def _described(plan: Plan) -> Plan:
     dataset = plan.dataset.described(getattr(partition, "column", None))
     for group, part in (("partition", partition), ("dataset", dataset)):
         if part is not getattr(plan, group):
-            facts = {"_target_": plan.resolved[group]["_target_"], **asdict(part)}
-            plan.resolved[group] = facts
+            plan.resolved[group] = {"_target_": plan.resolved[group]["_target_"], **asdict(part)}
     metrics = plan.metrics
     if dataset.is_regression and list(metrics) == [ACCURACY]:  # the default, which is impossible here
         parts = {name: {"_target_": target, "name": name} for name, target in OF_NUMBERS.items()}
@@ -308,10 +296,5 @@ def _check_together(plan: Plan) -> None:
     plan.settings.eval.check_rounds(plan.settings.federation.rounds)
     check_model(plan.resolved["model"])
     path = plan.resolved["dataset"].get("path")
-    if path is not None:
-        try:
-            exists = Path(path).expanduser().exists()
-        except (OSError, RuntimeError, ValueError) as error:  # no permission, no such home, no path at all
-            raise UserError(f"dataset.path={path} cannot be read ({brief(error)}).") from error
-        if not exists:
-            raise UserError(f"dataset.path={path} does not exist: it must be the data set's folder or file.")
+    if path is not None and not os.path.exists(os.path.expanduser(path)):
+        raise UserError(f"dataset.path={path} does not exist: it must be the data set's folder or file.")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -89,11 +90,10 @@ def repeating(arguments: Sequence[str]) -> list[str]:
     Raises `UserError` for a sweep, for a config of an unknown version, and for a main config that Hydra would ignore
     because conf/ has one of the same name.
     """
-    rest = list(arguments)
-    folder = _taken(rest, "--config-dir", "-cd") or _taken(rest, "--config-path", "-cp")
+    options = get_args_parser().parse_known_args(arguments)[0]
+    folder, named = options.config_dir or options.config_path, options.config_name
     if folder is None:
         return list(arguments)
-    named = _taken(rest, "--config-name", "-cn")
     file = Path(folder) / f"{(named or 'config').removesuffix('.yaml')}.yaml"
     if not _is_of_a_run(file):
         ours = config_dir() / file.name
@@ -104,11 +104,17 @@ def repeating(arguments: Sequence[str]) -> list[str]:
             )
         _check_used(Path(folder), file)
         return list(arguments)
-    if {"-m", "--multirun"} & set(rest):
+    if options.multirun:
         raise UserError(f"-m cannot repeat the run of {file}: repeat it once for each value, as in seed=1.")
     recorded_plan(file)
-    ConfigStore.instance().store(name=NODE, node=_repeated(recorded_config(file), rest))
-    return ["--config-name", NODE, *rest]
+    ConfigStore.instance().store(name=NODE, node=_repeated(recorded_config(file), options.overrides))
+    # The last of several equal options counts.
+    return [
+        *arguments,
+        f"--config-dir={config_dir()}",
+        f"--config-path={config_dir()}",
+        f"--config-name={NODE}",
+    ]
 
 
 def _check_used(folder: Path, file: Path) -> None:
@@ -123,17 +129,6 @@ def _check_used(folder: Path, file: Path) -> None:
             f"--config-dir={folder} holds no {file.name}, and no folder of options as conf/ has them: it must be the "
             "folder of one run, as in outputs/<date>/<time>_<name>, or one laid out as conf/."
         )
-
-
-def _taken(arguments: list[str], *names: str) -> str | None:
-    """Remove an option of Hydra from the command line. Returns its value, or None if it is missing."""
-    for place, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if name in names and (equals or place + 1 < len(arguments)):
-            value = value if equals else arguments.pop(place + 1)
-            del arguments[place]
-            return value
-    return None
 
 
 def _is_of_a_run(file: Path) -> bool:

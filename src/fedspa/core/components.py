@@ -71,7 +71,7 @@ def component(
         raise UserError(f"{where}={written(node)} is no component: it must be a _target_ and its options.")
     options = dict(node)
     target = options.pop("_target_", None)
-    if where == "mask" and target is None:
+    if where == "mask" and node["name"] == "none":
         return None, dict(node)
     found = find_class(where, target, trusted)
     check_kind(where, found)
@@ -100,19 +100,17 @@ def build(
     try:
         typed = OmegaConf.merge(OmegaConf.structured(schema), options)
         plain: dict[str, Any] = OmegaConf.to_container(typed)  # type: ignore[assignment]
-        _check_forms(where, plain, options)
+        _check_lists(where, plain)
         return OmegaConf.to_object(typed), plain
     except OmegaConfBaseException as error:
         raise explain(error, where, config) from error
 
 
-def _check_forms(where: str, typed: dict[str, Any], given: dict[str, Any]) -> None:
-    """Raise `UserError` for errors that OmegaConf lets pass: a number as a boolean, and a list in a list."""
+def _check_lists(where: str, typed: dict[str, Any]) -> None:
+    """Raise `UserError` for a list in a list, which OmegaConf lets pass."""
     for key, value in typed.items():
-        raw, name = given.get(key, value), f"{where}.{key}" if where else key
-        if isinstance(value, dict) and isinstance(raw, dict):
-            _check_forms(name, value, raw)
-        elif isinstance(value, bool) and not isinstance(raw, bool):
-            raise UserError(f"{name}={written(raw)} is not true or false.")
+        name = f"{where}.{key}" if where else key
+        if isinstance(value, dict):
+            _check_lists(name, value)
         elif isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
-            raise UserError(f"{name}={written(raw)} is not a plain list, which is written as [a,b].")
+            raise UserError(f"{name}={written(value)} is not a plain list, which is written as [a,b].")

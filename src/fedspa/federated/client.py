@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 
 from fedspa.core.client import ClientUpdate, Diverged, Proximal, Trainable, Trained
@@ -16,40 +15,13 @@ from fedspa.core.clock import Clock
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.randomness import generator
 from fedspa.core.records import Costs, times
-from fedspa.core.settings import TrainingSettings
 from fedspa.core.transfers import Reads
-from fedspa.core.weights import ParameterSpace, finite
-from fedspa.costs.network import NetworkCosts
-from fedspa.federated.own_layers import OwnLayers
+from fedspa.core.weights import finite
+from fedspa.federated.client_setup import ClientSetup
 from fedspa.methods.checking import check_vector
-from fedspa.training.base import Engine, LocalTask
+from fedspa.training.base import LocalTask
 
 _BYTES = torch.empty(0, dtype=torch.uint8)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientSetup:
-    """The parts of a client's computation that are the same for all clients."""
-
-    seed: int
-    training: TrainingSettings
-    engine: Engine
-    network: NetworkCosts
-    client_rows: Sequence[np.ndarray]
-    """int64 rows: the training rows of each client."""
-    target_counts: Sequence[int] = ()
-    """The active parameters of each tensor, from the layer sparsity; empty for a dense method."""
-    initial: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    """The initial global weights w_0 [shared]."""
-    public: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    """int64 [n] on the CPU: the public training rows, in order."""
-    own_layers: OwnLayers = field(default_factory=OwnLayers)
-    """The personal layers of the network, which stay with the clients."""
-
-    @property
-    def space(self) -> ParameterSpace:
-        """The place of each tensor in the flat weights that server and methods share."""
-        return self.engine.space.shared
 
 
 @dataclass(kw_only=True, eq=False)

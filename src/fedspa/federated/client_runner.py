@@ -17,7 +17,8 @@ from fedspa.core.settings import FaultSettings
 from fedspa.core.transfers import Reads
 from fedspa.core.weights import finite
 from fedspa.costs.charges import computed_costs
-from fedspa.federated.client import ClientSetup, LocalClient
+from fedspa.federated.client import LocalClient
+from fedspa.federated.client_setup import ClientSetup
 from fedspa.federated.evaluation import Evaluator, PredictionBatch, Scores, predict_all, scored
 from fedspa.federated.faults import Fault
 from fedspa.federated.jobs import (
@@ -231,13 +232,18 @@ def _with_masks_read(update: ClientUpdate, reads: Reads) -> Callable[[], ClientU
     """The update with the masks of its state on the CPU, after they are read."""
     state = update.state
     assert state is not None
-    masks = {name: item for name, item in state.items() if isinstance(item, PackedMask)}
-    on_device = {name: mask for name, mask in masks.items() if mask.bits.device.type != "cpu"}
-    read = reads.add([mask.bits for mask in on_device.values()])
+    masks = {
+        name: item
+        for name, item in state.items()
+        if isinstance(item, PackedMask) and item.bits.device.type != "cpu"
+    }
+    read = reads.add([mask.bits for mask in masks.values()])
 
     def at_rest() -> ClientUpdate:
-        pairs = zip(on_device.items(), read(), strict=True)
-        on_cpu = {name: PackedMask(bits, mask.length) for (name, mask), bits in pairs}
+        on_cpu = {
+            name: PackedMask(bits, mask.length)
+            for (name, mask), bits in zip(masks.items(), read(), strict=True)
+        }
         return replace(update, state=state | on_cpu) if on_cpu else update
 
     return at_rest

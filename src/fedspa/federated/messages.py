@@ -44,14 +44,9 @@ class Messages:
         known, shared = client.state.mask, server.mask
         received, encoded = server, 0
         if self.link is not None:
-            received, encoded = self.link.down(
-                server,
-                None if dense else known,
-                round=client.round,
-                client=client.id,
-                first=client.first,
-                weights=weights,
-            )
+            envelope = Envelope("model", client.round, client.id)
+            mask = None if dense else known
+            received, encoded = self.link.down(server, mask, envelope, first=client.first, weights=weights)
         new_mask = shared is not None and shared != known
         if new_mask:
             assert received.mask is not None

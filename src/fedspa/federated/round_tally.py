@@ -9,7 +9,7 @@ from fedspa.core.errors import UserError, written
 from fedspa.core.records import Costs, Event
 from fedspa.core.settings import FaultSettings, TrainingSettings
 from fedspa.costs.charges import dense_costs
-from fedspa.federated.client import ClientSetup
+from fedspa.federated.client_setup import ClientSetup
 from fedspa.federated.evaluation import Scores
 from fedspa.federated.faults import Fault
 from fedspa.federated.jobs import CompletedUpdate, FailedUpdate, UpdateJob

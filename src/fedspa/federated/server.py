@@ -10,7 +10,7 @@ from fedspa.core.randomness import generator
 from fedspa.core.server import ServerState
 from fedspa.core.weights import all_finite
 from fedspa.federated.aggregation import Aggregator
-from fedspa.federated.client import ClientSetup
+from fedspa.federated.client_setup import ClientSetup
 from fedspa.federated.faults import Fault
 from fedspa.federated.jobs import UpdateJob
 from fedspa.federated.state import FederationState

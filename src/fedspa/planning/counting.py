@@ -23,8 +23,8 @@ from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
 from fedspa.core.weights import ParameterSpace
 from fedspa.costs.network import NetworkCosts
-from fedspa.federated.client import ClientSetup
 from fedspa.federated.client_runner import ClientRunner
+from fedspa.federated.client_setup import ClientSetup
 from fedspa.federated.jobs import CompletedUpdate, UpdateJob
 from fedspa.federated.messages import Messages
 from fedspa.masks.base import Counts

@@ -37,20 +37,20 @@ def listing(plans: Mapping[str, Plan], finished: Collection[str] = ()) -> str:
 
     Runs with the same costs are counted once, and the speed of a network is measured once.
     """
-    counted: dict[str, tuple[Costs, int | None, str]] = {}
+    reports: dict[str, CostReport] = {}
     speeds: dict[str, float | None] = {}
     width = max(map(len, plans))
     lines = [f"{'':<{width}}  {'FLOPs':>9}  {'traffic':>9}  {'time':>8}"]
     total, left, measured = Costs(), [0.0], {}
     for name, plan in plans.items():
         same_costs = _key(plan.resolved | {"seed": 0, "name": "", "partition": {}, "loggers": {}})
-        if same_costs not in counted:
-            report = CostReport.of(plan)
-            counted[same_costs] = report.total, _executed_flops(report), report.network.remark
+        if same_costs not in reports:
+            reports[same_costs] = CostReport.of(plan)
+        report = reports[same_costs]
         same_speed = _key({part: plan.resolved[part] for part in SPEED_DEPENDS_ON})
         if same_speed not in speeds:
-            speeds[same_speed] = _speed(plan)
-        (costs, executed, _), speed = counted[same_costs], speeds[same_speed]
+            speeds[same_speed] = _speed(report)
+        costs, executed, speed = report.total, _executed_flops(report), speeds[same_speed]
         seconds = None if executed is None or speed is None else executed / speed
         lines.append(_line(f"{name:<{width}}", costs, "finished" if name in finished else show_time(seconds)))
         total += costs
@@ -64,7 +64,7 @@ def listing(plans: Mapping[str, Plan], finished: Collection[str] = ()) -> str:
             "Time: dense FLOPs of training, mask search and tests, one run after another, at the speed measured here",
             f"just now: {', '.join(measured.values())}.",
         ]
-    remarks = sorted({f"{remark}." for _, _, remark in counted.values() if remark})
+    remarks = sorted({f"{report.network.remark}." for report in reports.values() if report.network.remark})
     lines += [
         "Costs: of the rounds, for clients of equal size; Sub-FedAvg's before it prunes.",
         *remarks,
@@ -99,14 +99,13 @@ def _executed_flops(report: CostReport) -> int | None:
     return training + total.search_flops + testing + (report.finetune_flops or 0)
 
 
-def _speed(plan: Plan) -> float | None:
+def _speed(report: CostReport) -> float | None:
     """The measured speed of dense local training on this machine in FLOP/s; None if FLOPs cannot be counted.
 
     The run's engine trains on batches of noise. Compiling is not part of the time.
     """
-    source, training = plan.dataset, plan.settings.training
-    report, fabric = CostReport.of(plan), plan.hardware.fabric()
-    forward = report.network.forward_flops()
+    plan, forward = report.plan, report.network.forward_flops()
+    source, training, fabric = plan.dataset, plan.settings.training, plan.hardware.fabric()
     if forward is None:
         return None
     network = build_model(plan).to(plan.hardware.dtype)

@@ -14,12 +14,14 @@ from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
-from typing import IO, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import torch
 
+from fedspa.core import transfers
 from fedspa.core.errors import UserError, brief
 from fedspa.core.launch import Launch, environment_of
+from fedspa.runs import pickling
 from fedspa.runs.interruption import Interruptions
 from fedspa.runs.pickling import pack, portable, unpack
 
@@ -99,9 +101,12 @@ class RankGroup:
                 raise failure.error
             return [item]
         word = failure and failure._replace(error=portable(failure.error, f"rank {self.rank}"))
-        words: list[bytes] = [b""] * self.size
+        apart: list[torch.Tensor] = []
+        packed = pack((item, word), apart)
+        words: list[Any] = [None] * self.size
         try:
-            torch.distributed.all_gather_object(words, pack((item, word)))
+            torch.distributed.all_gather_object(words, (packed, [(t.dtype, t.shape) for t in apart]))
+            tensors = [self._sent(apart, kinds, rank) for rank, (_, kinds) in enumerate(words)]
         except RuntimeError as error:
             self._lost = True
             raise RankLost(
@@ -109,13 +114,27 @@ class RankGroup:
                 "the run cannot go on; the same command with resume=auto goes on from its last checkpoint."
             ) from error
         # A rank's own item is not copied.
-        all_words = [(item, word) if rank == self.rank else unpack(words[rank]) for rank in range(self.size)]
+        all_words = [
+            (item, word) if rank == self.rank else unpack(packed, tensors[rank])
+            for rank, (packed, _) in enumerate(words)
+        ]
         if failures := [(failed, rank) for rank, (_, failed) in enumerate(all_words) if failed]:
             failed, rank = min(failures, key=_precedence)
             # A rank raises its own error as it is, with its traceback and causes.
             self._agreed = failure.error if failure and rank == self.rank else failed.error
             raise self._agreed
         return [item for item, _ in all_words]
+
+    def _sent(self, own: list[torch.Tensor], kinds: list[tuple[Any, Any]], source: int) -> list[torch.Tensor]:
+        """The tensors of a rank, from its GPU to this rank's. `kinds`: their dtypes and shapes."""
+        like = [torch.empty(shape, dtype=dtype, device="meta") for dtype, shape in kinds]
+        if not like:
+            return []
+        data = torch.empty(sum(each.nbytes for each in like), dtype=torch.uint8, device=pickling.APART)
+        if source == self.rank:
+            data = transfers.joined(own)
+        torch.distributed.broadcast(data, source)
+        return transfers.parted(data, like)
 
     def broadcast(self, item: T, source: int = 0) -> T:
         """The item of rank `source`."""
@@ -158,12 +177,18 @@ def joined(launch: Launch) -> Iterator[RankGroup]:
         with group.droppable():
             store = _beside_signals(lambda: _meet(launch))
             torch.distributed.init_process_group(
-                "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=TOGETHER
+                _backends(), store=store, rank=launch.rank, world_size=launch.size, timeout=TOGETHER
             )
         try:
             yield group
         finally:
             torch.distributed.destroy_process_group()
+
+
+def _backends() -> str:
+    """The backends of torch.distributed: gloo between CPUs, and NCCL between GPUs if there are any."""
+    with_gpus = torch.cuda.is_available() and torch.distributed.is_nccl_available()
+    return "cpu:gloo,cuda:nccl" if with_gpus else "gloo"
 
 
 def _meet(launch: Launch) -> torch.distributed.Store:
