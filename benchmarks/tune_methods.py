@@ -48,7 +48,8 @@ def main() -> None:
     for row in sweeper["rows"]:
         words = [word for word in same if word.split("=")[0] not in row]
         words += [f"{key}={value}" for key, value in row.items()]
-        space = search["all"] | search["own"].get(row["method"], {})
+        name = " ".join(row[key] for key in ("method", "mask") if key in row)
+        space = search["all"] | search["own"].get(name, {})
         rows.append(row | best(words, space, search["trials"]))
     sweeper["rows"] = rows
     TUNED.write_text(HEAD + yaml.safe_dump(study, sort_keys=False, width=200))

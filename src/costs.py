@@ -39,7 +39,8 @@ def costs(plan: Plan, folder: Path) -> None:
     # Imported here since it brings torch: see fedspa.core.lazy_torch.
     from rich.console import Console
 
-    from fedspa.planning.cost_report import CostReport, show
+    from fedspa.planning.cost_report import CostReport
+    from fedspa.planning.cost_tables import show
 
     report = CostReport.of(plan)
     assert isinstance(plan.settings, CostConfig)

@@ -390,4 +390,4 @@ def test_a_run_of_the_tracking_store(
     made = client.create_run(experiment).info.run_id
     client.log_artifacts(made, str(sparse))
     assert command(f"run={made}", *words)[0] == 0
-    assert "is not in the tracking store" in refusal(command(f"run={'a' * 32}", *words))
+    assert "its files are not in the tracking store" in refusal(command(f"run={'a' * 32}", *words))

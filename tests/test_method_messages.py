@@ -26,8 +26,6 @@ EXECUTORS = {"one process": {}, "two workers": {"executor": two_workers}, "wire"
 class Prepared(FedAvg):
     """Before round 1 all clients send their gradients' sizes; the server moves by a tenth of their mean."""
 
-    prepares: ClassVar[bool] = True
-
     def client_prepare(self, client: Client, server: ServerState) -> ClientUpdate:
         size = client.gradient(client.weights, "prepare").abs()
         return ClientUpdate(update=None, tensors={"size": size}, local=None)

@@ -175,6 +175,16 @@ def test_a_rival_is_raced_seed_by_seed(tmp_path: Path) -> None:
     assert cell.text == "1.5 \u00b1 0.5 (\u221250 %) [2 seeds]"  # the rival itself took 4 and 2 rounds
 
 
+def test_the_worst_clients_and_the_samples_of_an_update(tmp_path: Path) -> None:
+    make_run(tmp_path / "0", {"local": [50.0, 90.0]}, seed=0)
+    make_run(tmp_path / "1", {"local": [50.0, 70.0]}, seed=1)
+    [table] = found(study_of(tmp_path), "worst")
+    [worst, samples] = table.lines[0].cells
+    worst_of = [run.scores("accuracy")["local"]["worst_decile"] for run in study_of(tmp_path).all_runs]
+    assert list(worst.values) == worst_of and worst_of[0] > worst_of[1]
+    assert samples.values == (4.0, 4.0)  # 8 in each round, of two clients
+
+
 def test_wall_time_of_a_client_update(small: Study) -> None:
     [table] = found(small, "details")
     assert [column.name for column in table.columns] == ["train, s", "train, s", "search, s"]

@@ -116,6 +116,18 @@ def test_rows_are_methods_and_settings_are_data_in_the_papers_order(tmp_path: Pa
     assert all(len(study.runs(row, setting)) == 1 for row in study.rows for setting in study.settings)
 
 
+def test_a_methods_public_rows_make_no_other_data(tmp_path: Path) -> None:
+    for method, fraction in (("fedmd", "0.1"), ("fedavg", "0.0")):
+        make_run(tmp_path / method, {"local": [1]}, method=method, mask="none")
+        config = tmp_path / method / "config.yaml"
+        config.write_text(
+            config.read_text().replace("train_rows:", f"public_fraction: {fraction}\n  train_rows:")
+        )
+    study = study_of(tmp_path)
+    assert [setting.label for setting in study.settings] == ["Digits, Dirichlet 0.3"]
+    assert [row.label for row in study.rows] == ["FedAvg", "FedMD"]
+
+
 def test_what_was_varied_of_a_method_makes_rows(tmp_path: Path) -> None:
     for sparsity in (0.8, 0.2):
         for seed in (1, 0):

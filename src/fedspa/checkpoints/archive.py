@@ -62,24 +62,20 @@ class _Stacks:
         if not isinstance(node, torch.Tensor | PackedMask | InFile):
             return node
         if id(node) not in self._places:
-            values, length = (node.bits, node.length) if isinstance(node, PackedMask) else (node, None)
-            if isinstance(node, InFile):
-                length = node.length
+            values = node.bits if isinstance(node, PackedMask) else node
+            length = None if isinstance(node, torch.Tensor) else node.length
             name = f"{values.dtype}{list(values.shape)}"
             stack = self.rows.setdefault(name, [])
-            self._places[id(node)] = {
-                "$": [name, len(stack)] if length is None else [name, len(stack), length]
-            }
+            place = [name, len(stack)] if length is None else [name, len(stack), length]
+            self._places[id(node)] = {"$": place}
             stack.append(values)
         return self._places[id(node)]
 
-    def layout(self) -> dict[str, tuple[torch.dtype, list[int]]]:
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """The file without its checksum."""
         stacks = {name: (rows[0].dtype, [len(rows), *rows[0].shape]) for name, rows in self.rows.items()}
         texts = {"plain": (torch.uint8, [len(self.plain)]), "checksum": (torch.uint8, [_CHECKSUM_BYTES])}
-        return stacks | texts
-
-    def pieces(self) -> Iterator[bytes | memoryview]:
-        yield file_header(self.layout())
+        yield file_header(stacks | texts)
         for rows in self.rows.values():
             yield from (as_bytes(row.values() if isinstance(row, InFile) else row) for row in rows)
         yield self.plain

@@ -6,6 +6,7 @@ exception: `fedspa.config.network` builds it when the run has begun.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from fedspa.config.checking import (
 )
 from fedspa.config.unused import leave_out
 from fedspa.core.components import build, component, find_class
-from fedspa.core.errors import UserError, brief, check_range
+from fedspa.core.errors import UserError, check_range
 from fedspa.core.explaining import explain, left_out
 from fedspa.core.file_names import file_name
 from fedspa.core.identity import config_hash
@@ -173,6 +174,8 @@ def check(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Plan:
     `objects`: components by group that are used as they are, and as `model` a function that makes the network. The
     config's node of such a group only describes the object.
     """
+    from fedspa.methods.checking import check_declaration
+
     objects = objects or {}
     schema = OmegaConf.get_type(config)  # the command's schema; dict for a recorded config
     values: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
@@ -200,8 +203,6 @@ def check(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Plan:
         }
         parts[group] = {name: component for name, (component, _) in built.items()}
         resolved[group] = {name: plain for name, (_, plain) in built.items()}
-    from fedspa.methods.checking import check_declaration  # imports torch, which typos need not wait for
-
     check_declaration(parts["method"])
     unused = leave_out(settings, parts, resolved)
     plan = Plan(settings=settings, resolved=resolved, unused=unused, make_model=objects.get("model"), **parts)
@@ -218,8 +219,7 @@ def _described(plan: Plan) -> Plan:
     dataset = plan.dataset.described(getattr(partition, "column", None))
     for group, part in (("partition", partition), ("dataset", dataset)):
         if part is not getattr(plan, group):
-            facts = {"_target_": plan.resolved[group]["_target_"], **asdict(part)}
-            plan.resolved[group] = facts
+            plan.resolved[group] = {"_target_": plan.resolved[group]["_target_"], **asdict(part)}
     metrics = plan.metrics
     if dataset.is_regression and list(metrics) == [ACCURACY]:  # the default, which is impossible here
         parts = {name: {"_target_": target, "name": name} for name, target in OF_NUMBERS.items()}
@@ -296,10 +296,5 @@ def _check_together(plan: Plan) -> None:
     plan.settings.eval.check_rounds(plan.settings.federation.rounds)
     check_model(plan.resolved["model"])
     path = plan.resolved["dataset"].get("path")
-    if path is not None:
-        try:
-            exists = Path(path).expanduser().exists()
-        except (OSError, RuntimeError, ValueError) as error:  # no permission, no such home, no path at all
-            raise UserError(f"dataset.path={path} cannot be read ({brief(error)}).") from error
-        if not exists:
-            raise UserError(f"dataset.path={path} does not exist: it must be the data set's folder or file.")
+    if path is not None and not os.path.exists(os.path.expanduser(path)):
+        raise UserError(f"dataset.path={path} does not exist: it must be the data set's folder or file.")

@@ -288,15 +288,11 @@ class Config(Limited):
         super().__post_init__()
         if not self.name.strip():
             raise UserError("name is empty: leave it out, or give the run a name.")
-        _check_personal_layers(self.personal_layers)
-
-
-def _check_personal_layers(setting: Any) -> None:
-    words = ("none", "head", "body", "norm")
-    patterns = isinstance(setting, list) and setting and all(isinstance(word, str) for word in setting)
-    if not patterns and setting not in words:
-        example = setting if isinstance(setting, str) else "fc2.*"
-        raise UserError(
-            f"personal_layers={written(setting)} is not known: valid are {', '.join(words)}, or a list of patterns of "
-            f"tensor names, such as [{example}]."
-        )
+        words, layers = ("none", "head", "body", "norm"), self.personal_layers
+        patterns = isinstance(layers, list) and layers and all(isinstance(word, str) for word in layers)
+        if not patterns and layers not in words:
+            example = layers if isinstance(layers, str) else "fc2.*"
+            raise UserError(
+                f"personal_layers={written(layers)} is not known: valid are {', '.join(words)}, or a list of patterns "
+                f"of tensor names, such as [{example}]."
+            )

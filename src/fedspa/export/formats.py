@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import json
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save
@@ -37,7 +36,14 @@ def as_torch(model: ClientModel) -> Encoded:
 
     Raises `UserError` if torch cannot trace the network.
     """
-    program = _program(model, "torch")
+    try:
+        with _quiet():
+            batch = {0: torch.export.Dim("batch")}
+            program = torch.export.export(model.module, (model.inputs(2),), dynamic_shapes=(batch,))
+    except Exception as error:  # any error of torch with a user's network
+        raise UserError(
+            f"format=torch cannot follow what the network computes ({brief(error)}): use format=safetensors."
+        ) from error
     file = io.BytesIO()
     with _quiet():
         torch.export.save(program, file)
@@ -72,14 +78,14 @@ def as_onnx(model: ClientModel) -> Encoded:
     require_onnx()
     import onnxruntime
 
-    program = _program(model, "onnx")
     try:
         with _quiet():
             made = torch.onnx.export(
-                program, input_names=["inputs"], output_names=["logits"], dynamo=True, verbose=False
-            )
+                model.module, (model.inputs(2),), dynamic_shapes=({0: "batch"},),
+                input_names=["inputs"], output_names=["logits"], dynamo=True, verbose=False,
+            )  # fmt: skip
         assert made is not None
-        data = _with_axis(made.model_proto, "batch").SerializeToString()
+        data = made.model_proto.SerializeToString()
         session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     except Exception as error:  # any error of the exporter or the runtime
         raise UserError(
@@ -99,16 +105,6 @@ FORMATS: dict[str, Callable[[ClientModel], Encoded]] = {
 }
 
 
-def _with_axis(graph: Any, name: str) -> Any:
-    """An ONNX model (`ModelProto`) with this name for the axis of examples, which torch calls s31 or similar."""
-    given = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_param
-    for value in (*graph.graph.input, *graph.graph.output, *graph.graph.value_info):
-        for axis in value.type.tensor_type.shape.dim:
-            if axis.dim_param:  # perhaps a product, as 64*s31
-                axis.dim_param = re.sub(rf"\b{re.escape(given)}\b", name, axis.dim_param)
-    return graph
-
-
 def require_onnx() -> None:
     """Raise `UserError` unless all packages for format=onnx are installed."""
     for package in ONNX_PACKAGES:
@@ -118,19 +114,6 @@ def require_onnx() -> None:
             raise UserError(
                 f"format=onnx needs {package}, which cannot be imported ({brief(error)}): pip install 'fedspa[onnx]'."
             ) from error
-
-
-def _program(model: ClientModel, format: str) -> torch.export.ExportedProgram:
-    inputs = model.inputs(2)
-    try:
-        with _quiet():
-            return torch.export.export(
-                model.module, (inputs,), dynamic_shapes=({0: torch.export.Dim("batch")},)
-            )
-    except Exception as error:  # any error of torch with a user's network
-        raise UserError(
-            f"format={format} cannot follow what the network computes ({brief(error)}): use format=safetensors."
-        ) from error
 
 
 def _checked(model: ClientModel, format: str, by: str, other: Callable[[torch.Tensor], torch.Tensor]) -> str:

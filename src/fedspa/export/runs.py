@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedspa.core.errors import UserError
 from fedspa.core.paths import project_root
+from fedspa.tracking.artifacts import artifacts, client_to_read
 
 _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -37,7 +38,10 @@ def run_folder(run: str) -> Path:
 
 def _named(run: str) -> Path:
     if _MLFLOW_ID.fullmatch(run):
-        return _in_store(run)
+        try:
+            return artifacts(client_to_read(f"run={run}"), run)
+        except UserError as error:
+            raise UserError(f"run={run}: {error}.") from error
     known = {file.parent.name: file.parent for file in sorted(project_root().glob("outputs/*/*/config.yaml"))}
     if run in known:
         return known[run]
@@ -45,25 +49,3 @@ def _named(run: str) -> Path:
     paths = " or ".join(os.path.relpath(known[name]) for name in close)
     hint = f"did you mean {paths}?" if paths else "give the folder of one."
     raise UserError(f"run={run} is neither a run's folder nor the id of a run in MLflow: {hint}")
-
-
-def _in_store(run: str) -> Path:
-    """The artifacts of a run in the tracking store."""
-    from fedspa.tracking.store import is_missing, open_client, root_cause, store_uri
-
-    uri = store_uri()
-    if is_missing(uri):
-        raise UserError(f"run={run}: there is no such folder, and no tracking store at {uri}.")
-    try:
-        client = open_client(uri)
-        from mlflow.artifacts import download_artifacts
-        from mlflow.exceptions import MlflowException
-    except ImportError:
-        raise UserError(
-            f"run={run} looks like an id of MLflow, which is not installed: give a run's folder."
-        ) from None
-    try:
-        client.get_run(run)
-        return Path(download_artifacts(run_id=run, tracking_uri=uri))  # a local store's own folder
-    except (MlflowException, OSError) as error:
-        raise UserError(f"run={run} is not in the tracking store {uri} ({root_cause(error)}).") from error

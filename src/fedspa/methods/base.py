@@ -54,8 +54,6 @@ class Method(Parts, ABC):
     """True if weights travel. False: only further tensors do (`ServerState.tensors`, `ClientUpdate.tensors`)."""
     needs_public: ClassVar[bool] = False
     """True if the method needs public rows (`dataset.public_fraction`)."""
-    prepares: ClassVar[bool] = False
-    """True if all clients send tensors before round 1 (`client_prepare`)."""
     uses_mask: ClassVar[bool] = False
     """True if the method needs a mask searcher."""
     starts_dense: ClassVar[bool] = False
@@ -102,6 +100,11 @@ class Method(Parts, ABC):
         """True if the method trains with a module of its own."""
         return type(self).training_module is not Method.training_module
 
+    @property
+    def prepares(self) -> bool:
+        """True if all clients send tensors before round 1: the method has a `client_prepare`."""
+        return type(self).client_prepare is not Method.client_prepare
+
     def weight(self, rows: int) -> float:
         """The weight a_k of a client with so many training rows, before the normalisation."""
         return float(rows) if self.weighting == "samples" else 1.0
@@ -118,7 +121,7 @@ class Method(Parts, ABC):
         return client.state
 
     def client_prepare(self, client: Client, server: ServerState) -> ClientUpdate:
-        """The client's message before round 1, in methods with `prepares`: an update without weights."""
+        """The client's message before round 1, if the method has such a step: an update without weights."""
         raise NotImplementedError(f"{self.name} prepares nothing")
 
     def server_prepare(self, server: ServerState, aggregate: Aggregate) -> ServerState:

@@ -28,7 +28,6 @@ class SSFL(MaskedMethod):
     weighting: str = "samples"
     kinds: ClassVar[tuple[str, ...]] = ("global", "local")
     shares_mask: ClassVar[bool] = True
-    prepares: ClassVar[bool] = True
 
     def check_mask(self, searcher: MaskSearcher) -> None:
         if not searcher.searches_first:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
-
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from fedspa.communication.wire import update_bytes
 from fedspa.communication.wire_tensors import message_bytes
@@ -22,21 +18,9 @@ from fedspa.core.records import Costs
 from fedspa.core.weights import ParameterSpace
 from fedspa.costs.charges import dense_costs
 from fedspa.costs.network import VALUE_BYTES, NetworkCosts
-from fedspa.costs.units import show_bytes, show_flops, show_saved
 from fedspa.federated.sampling import sample_clients, sample_tested
 from fedspa.partition.clients import held_out
 from fedspa.planning.counting import Update, UpdateCosts, by_tensor, most_mixed
-
-
-class _Alike:
-    """Returns for a round the first round of the same kind."""
-
-    def __init__(self, kind_of: Callable[[int], Hashable]) -> None:
-        self._kind_of = cache(kind_of)
-        self._first: dict[Hashable, int] = {}
-
-    def __call__(self, round: int) -> int:
-        return self._first.setdefault(self._kind_of(round), round)
 
 
 @dataclass(frozen=True)
@@ -100,14 +84,16 @@ class CostReport:
         updates: Counter[Update] = Counter()
         trained: dict[int, int] = {}  # the round of each client's last update
         found: dict[int, int] = {}  # the round in which each client's mask was found
-        rounds, plans, last_search = _Alike(self._kind_of), _Alike(self._counts), -2
+        kind_of, counts_of, last_search = cache(self._kind_of), cache(self._counts), -2
+        alike: dict[Any, int] = {}  # the first round of each kind, and of each plan
         for round in range(federation.rounds):
             for client in sample_clients(seed, round, federation.clients, federation.clients_per_round):
                 first, before = client not in trained, found.get(client, -1)
                 finds, changes = first and method.finds_first_mask, self._changes(before, round)
-                like = round if finds else rounds(round)
+                like = round if finds else alike.setdefault(("kind", kind_of(round)), round)
+                planned = alike.setdefault(("plan", counts_of(before)), before)
                 stale = trained.get(client, -1) <= last_search
-                updates[Update(self.client_sizes[client], first, like, plans(before), changes, stale)] += 1
+                updates[Update(self.client_sizes[client], first, like, planned, changes, stale)] += 1
                 trained[client] = round
                 if finds or changes:
                     found[client] = round
@@ -279,55 +265,3 @@ class CostReport:
                 *columns, (*shared, *network.personal_flops, *statistics), strict=True
             )
         ]
-
-
-def show(report: CostReport) -> RenderableType:
-    """The report as tables for the terminal."""
-    federation = report.plan.settings.federation
-    title = f"{report.plan.settings.name}: {report.updates.total():,} client updates in {federation.rounds:,} rounds"
-    notes = [Text(note) for note in report.notes]
-    return Group(Text(title, style="bold"), "", _tensor_table(report), "", _cost_table(report), "", *notes)
-
-
-def _tensor_table(report: CostReport) -> Table:
-    table = _table("tensor", "shape", "active", "density", "FLOPs a sample")
-    for tensor in report.tensors:
-        shape, density = "x".join(map(str, tensor["shape"])), f"{tensor['density']:.3f}"
-        table.add_row(tensor["name"], shape, f"{tensor['active']:,}", density, show_flops(tensor["flops"]))
-    active, total = report.active_parameters, report.parameters
-    flops = show_flops(report.network.forward_flops(report.active))
-    table.add_section()
-    table.add_row("all", "", f"{active:,}", f"{active / total:.3f}", flops)
-    table.add_row("dense", "", f"{total:,}", "1.000", show_flops(report.network.forward_flops()))
-    return table
-
-
-def _cost_table(report: CostReport) -> Table:
-    update, total = report.update(report.last_update), report.total
-    flops, traffic = report.dense_total.flops, report.dense_total.traffic_bytes
-    table = _table(f"costs ({report.network.convention})", "an update", "the run", "dense", "saved")
-    rows: list[tuple[str, str, int | None]] = [
-        ("FLOPs", "flops", flops),
-        ("  training", "train_flops", None),
-        ("  mask search", "search_flops", None),
-        ("traffic", "traffic_bytes", traffic),
-        ("  values down", "down_bytes", None),
-        ("  values up", "up_bytes", None),
-        ("  masks", "mask_bytes", None),
-        (f"encoded ({report.wire})", "encoded_bytes", traffic),
-    ]
-    for title, name, dense in rows:
-        text: Callable[[Any], str] = show_flops if name.endswith("flops") else show_bytes
-        cost, compared = getattr(total, name), not title.startswith(" ")
-        beside = (text(dense), show_saved(cost, dense)) if compared else ("", "")
-        table.add_row(title, text(getattr(update, name)), text(cost), *beside)
-        if name == "search_flops" and report.finetune_flops:
-            table.add_row("fine-tuning (on top)", "", show_flops(report.finetune_flops), "", "")
-    return table
-
-
-def _table(*titles: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in titles:
-        table.add_column(title, justify="left" if title == titles[0] else "right", no_wrap=True)
-    return table

@@ -107,6 +107,11 @@ class Run(RunFiles):
         seconds = self.timing.get(f"time/{phase}_s", pd.Series(dtype=float)).sum()
         return float(seconds / self.rounds["train/participants"].sum()) or None
 
+    @property
+    def samples_per_update(self) -> float:
+        """Mean samples that a client update trained on, once for each epoch."""
+        return float(self.rounds["train/samples"].sum() / self.rounds["train/participants"].sum())
+
     @cached_property
     def label_counts(self) -> np.ndarray | None:
         """int64 [clients, classes]: training images; None if the run has too many clients to keep them."""

@@ -18,6 +18,8 @@ Varied = tuple[tuple[str, Any], ...]
 
 DATA_SECTIONS = ("dataset", "model", "partition", "federation")
 """Parts of the config that make a data setting; what else changes results makes a row."""
+OF_METHODS = ("federation.wire", "dataset.public_fraction")
+"""Settings in these sections that belong to a method: FedMD needs public rows, others have none."""
 
 
 @dataclass(frozen=True)
@@ -179,9 +181,7 @@ def _differences(groups: Iterable[list[Run]], of_data: bool) -> dict[Run, Varied
 
 
 def _is_data(name: str) -> bool:
-    return (
-        name.partition(".")[0] in DATA_SECTIONS and name != "federation.wire"
-    )  # it changes how clients are served
+    return name.partition(".")[0] in DATA_SECTIONS and name not in OF_METHODS
 
 
 def _with_values(text: str, varied: Varied) -> str:

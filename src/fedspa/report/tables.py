@@ -40,6 +40,7 @@ def all_tables(study: Study, targets: Sequence[float] = ()) -> list[Table]:
     by_data = [(data, list(group)) for data, group in groupby(study.settings, lambda setting: setting.data)]
     return [
         *(table for data in by_data for table in score_tables(study, *data)),
+        *(worst_table(study, *data) for data in by_data),
         *details_table(study),
         *(table for data in by_data for table in rounds_table(study, *data, targets)),
         *(table for setting in study.settings for table in rival_table(study, setting)),
@@ -70,6 +71,26 @@ def score_tables(study: Study, data: str, settings: list[Setting]) -> Iterator[T
         )
         name = f"main-{slug(data)}" if main else f"{slug(metric)}-{slug(data)}"
         yield Table.make(study, name, f"{data}: {metric}{' and costs' * main}", caption, columns)
+
+
+def worst_table(study: Study, data: str, settings: list[Setting]) -> Table:
+    """The main metric of the worst clients, and the samples of a client update."""
+    columns = [
+        column
+        for setting in settings
+        for column in (
+            *(worst_column(study, setting, kind) for kind in study.kinds_of(setting)),
+            Column(
+                setting, "samples", lambda run: run.samples_per_update, 0,
+                quantity="train/samples/per_update", unit="samples",
+            ),
+        )
+    ]  # fmt: skip
+    caption = (
+        f"{metric_text(study, settings[0])} at the end, as the mean over the worst tenth of the clients "
+        f"({seeds_text(study)}). Samples: those that a client update trained on, counted once in each epoch."
+    )
+    return Table.make(study, f"worst-{slug(data)}", f"{data}: worst decile of the clients", caption, columns)
 
 
 def details_table(study: Study) -> Iterator[Table]:
@@ -194,6 +215,17 @@ def score_column(study: Study, setting: Setting, kind: str, metric: str) -> Colu
     return Column(
         setting, f"{kind}, %" if unit else kind, lambda run: run.score(metric, kind), 1 if unit else 3,
         best="low" if lower else "high", note=note, quantity=metric, unit=unit.strip(), kind=kind,
+    )  # fmt: skip
+
+
+def worst_column(study: Study, setting: Setting, kind: str) -> Column:
+    """The mean of the main metric over the worst tenth of the clients."""
+    metric, unit = study.main_metric(setting), unit_of(study, setting)
+    lower = names.is_error(study.runs_of(setting)[0].summary, metric)
+    return Column(
+        setting, f"{kind}, %" if unit else kind, lambda run: run.scores(metric).get(kind, {}).get("worst_decile"),
+        1 if unit else 3, best="low" if lower else "high", quantity=f"{metric}/worst_decile", unit=unit.strip(),
+        kind=kind,
     )  # fmt: skip
 
 

@@ -104,10 +104,8 @@ class Sweeps:
                 parent.picture = folder / PICTURE
                 save(study_picture(tables[0].runs, tables[0].title), parent.picture)
         if tables:
-            usual = folder.parent == project_root() / "outputs" / "sweeps"
-            report = f"sweep={study.name}" if usual else f"runs={folder}"
             shown = "\n\n".join(table.means().to_string(max_colwidth=None) for table in tables)
-            print(f"\n{shown}\n\nReport: python src/report.py {shlex.quote(report)}", flush=True)
+            print(f"\n{shown}\n\nReport: {_report_command(folder)}", flush=True)
         return _exit_code(failures, len(jobs))
 
     def planned(self, study: Study) -> list[PlannedJob]:
@@ -175,6 +173,12 @@ class Sweeps:
             for job, result in zip(todo, returned, strict=True)
             if result.status is not JobStatus.COMPLETED
         }
+
+
+def _report_command(folder: Path) -> str:
+    """The command that reports a study."""
+    usual = folder.parent == project_root() / "outputs" / "sweeps"
+    return f"python src/report.py {shlex.quote(f'sweep={folder.name}' if usual else f'runs={folder}')}"
 
 
 def _without_seed(job: Job) -> str:

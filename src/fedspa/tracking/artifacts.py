@@ -27,7 +27,10 @@ def client_to_read(asked: str) -> MlflowClient:
 
 
 def artifacts(client: MlflowClient, run_id: str) -> Path:
-    """The folder of a run's artifacts: a local store's own, or a download. Raises `UserError` if there are none."""
+    """The folder of a run's artifacts: a local store's own, or a download.
+
+    Raises `UserError` if there are none; its sentence has no full stop.
+    """
     from mlflow.artifacts import download_artifacts
 
     where, status = f"the tracking store {client.tracking_uri}", "FINISHED"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,26 +90,22 @@ def score_picture(
     `mean_over` says what the means are over. `curves[kind]` holds (round, mean, std) of `what`. Percentages are drawn
     from 0 to 100, other numbers from 0 to the largest. A single point is drawn as a dot.
     """
+    import numpy as np
+
     unit = " %" if what.endswith("%") else ""
-    values = [
-        mean + std for points in curves.values() for _, mean, std in points if math.isfinite(mean + std)
-    ]
-    top = 100.0 if unit else 1.05 * max(values, default=1.0)
+    drawn = {kind: np.array(curves[kind]).T for kind in KINDS if curves.get(kind)}
+    highest = np.concatenate([means + stds for _, means, stds in drawn.values()])
+    top = 100.0 if unit else 1.05 * max(highest[np.isfinite(highest)], default=1.0)
     figure, axes = new_figure(7.2, 4.2)
-    ends: list[tuple[float, str]] = []
-    for kind in [kind for kind in KINDS if curves.get(kind)]:
-        rounds, means, stds = (list(column) for column in zip(*curves[kind], strict=True))
-        low = [max(0.0, mean - std) for mean, std in zip(means, stds, strict=True)]
-        high = [min(top, mean + std) for mean, std in zip(means, stds, strict=True)]
+    for kind, (rounds, means, stds) in drawn.items():
+        low, high = (means - stds).clip(min=0), (means + stds).clip(max=top)
         axes.fill_between(rounds, low, high, color=COLORS[kind], alpha=0.10, linewidth=0)
         axes.plot(rounds, means, color=COLORS[kind], linewidth=1.8, marker="o" if len(rounds) == 1 else None)
-        ends.append((means[-1], kind))
-    last = max(points[-1][0] for points in curves.values())
-    axes.set_xlim(min(points[0][0] for points in curves.values()) - 0.5, last + 0.5)
+    last = max(rounds[-1] for rounds, *_ in drawn.values())
+    axes.set_xlim(min(rounds[0] for rounds, *_ in drawn.values()) - 0.5, last + 0.5)
     axes.set_ylim(0, top)
-    for height, (mean, kind) in zip(
-        spread_out([mean for mean, _ in sorted(ends)], 0.055 * top), sorted(ends), strict=True
-    ):
+    ends = sorted((means[-1], kind) for kind, (_, means, _) in drawn.items())
+    for height, (mean, kind) in zip(spread_out([mean for mean, _ in ends], 0.055 * top), ends, strict=True):
         axes.annotate(
             f"{kind} {names.shown(mean, unit, 1)}", (last, height), xytext=(10, 0), textcoords="offset points",
             color=COLORS[kind], va="center", fontsize=9.5, fontweight="bold", annotation_clip=False,
