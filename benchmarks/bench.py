@@ -108,13 +108,14 @@ def repeats(default: int) -> int:
     return int(sys.argv[1]) if len(sys.argv) > 1 else default
 
 
-def report(rows: Iterable[Row]) -> None:
-    """Print each row as a line of JSON as it comes, then all as a table."""
+def report(rows: Iterable[Row]) -> list[Row]:
+    """Print each row as a line of JSON as it comes, then all as a table; return them."""
     kept = []
     for row in rows:
         print(json.dumps(row), flush=True)
         kept.append(row)
     print("\n" + table(kept))
+    return kept
 
 
 def table(rows: Sequence[Row]) -> str:

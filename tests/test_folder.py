@@ -208,6 +208,14 @@ def test_folders_without_images_are_told_apart(plan: Planner, tmp_path: Path) ->
         source(plan, tmp_path / "nowhere")
 
 
+def test_a_table_without_images_is_told(plan: Planner, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("age,label\n1,a\n2,b\n3,a\n4,b\n")
+    with pytest.raises(
+        UserError, match="rows.csv, split train holds no images: use dataset=table or dataset=text"
+    ):
+        source(plan, tmp_path / "rows.csv")
+
+
 def test_a_broken_image_is_named_before_training(plan: Planner, pets: Path) -> None:
     (pets / "test/dog/001.png").write_bytes(b"no picture")
     with pytest.raises(UserError, match=r"split test, row 3 \(from 0\), .*test/dog/001.png: cannot identify"):

@@ -46,7 +46,8 @@ JOBS = {
     "regrow": 3 * 3 * 2,
     "kinds": 3 * 3 * 3,
     "wall_time": 3,
-    "federation": 16 + 2 * 7 + 7,
+    "federation": 17 + 2 * 7 + 7,
+    "channels": 3 * 5,
     "methods": 3 * 30,
 }
 METHODS = [
@@ -139,6 +140,7 @@ def test_the_main_comparison_pairs_methods_with_masks(plan):
         ("regrow", "mask.regrow", ["gradient", "random"]),
         ("kinds", "finetune.epochs", [5, 5, 5]),
         ("wall_time", "hardware.workers", [1]),
+        ("channels", "mask.name", ["none", "dst", "channels", "dst", "channels"]),
     ],
 )
 def test_a_study_sets_what_it_is_about(plan, name, key, values):

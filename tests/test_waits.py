@@ -84,7 +84,7 @@ def on_meta(run: Any) -> tuple[Any, FederationState]:
     runner = replace(run.runner, setup=setup)
     start = run.loop.state.initial
     initial = Initial(start.weights.to(META), start.mask, start.full_mask, start.public)
-    return runner, FederationState.start(runner, initial, float("inf"))
+    return runner, FederationState.start(runner, initial, float("inf"), save_local=False)
 
 
 MAY_WAIT = {"subfedavg": 2, "lotteryfl": 1, "fedselect": 1, "mapper": 1}

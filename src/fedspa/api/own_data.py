@@ -12,7 +12,7 @@ import torch
 
 from fedspa.core.errors import UserError, check_range
 from fedspa.core.randomness import numpy_generator
-from fedspa.data.sets import ArraySet, Data
+from fedspa.data.sets import ArraySet, Data, held_out_count
 from fedspa.data.source import Source
 from fedspa.partition.base import AnyPartition, Assignment, partition_hash
 
@@ -288,7 +288,7 @@ def _held_out(
                 f"client {names[client]!r} has one row, of which no test row can be held out: give it more, or give "
                 "test=(inputs, targets)."
             )
-        count = min(max(round(fraction * len(part)), 1), len(part) - 1)
+        count = held_out_count(len(part), fraction)
         shuffled = numpy_generator(0, "held_out_test", client=client).permutation(part)
         test.append(np.sort(shuffled[:count]))
         train.append(np.sort(shuffled[count:]))

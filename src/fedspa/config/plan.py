@@ -174,8 +174,6 @@ def check(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Plan:
     `objects`: components by group that are used as they are, and as `model` a function that makes the network. The
     config's node of such a group only describes the object.
     """
-    from fedspa.methods.checking import check_declaration
-
     objects = objects or {}
     schema = OmegaConf.get_type(config)  # the command's schema; dict for a recorded config
     values: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
@@ -203,6 +201,8 @@ def check(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Plan:
         }
         parts[group] = {name: component for name, (component, _) in built.items()}
         resolved[group] = {name: plain for name, (_, plain) in built.items()}
+    from fedspa.methods.checking import check_declaration  # imports torch, which typos need not wait for
+
     check_declaration(parts["method"])
     unused = leave_out(settings, parts, resolved)
     plan = Plan(settings=settings, resolved=resolved, unused=unused, make_model=objects.get("model"), **parts)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 class UserError(Exception):
@@ -84,3 +88,13 @@ def check_range(
         wanted = f"in {'(' if low_open else '['}{low}, {high}{')' if high_open else ']'}"
     fault = "out of range" if math.isfinite(value) else "not a finite number"
     raise UserError(f"{where}={written(value)} is {fault}: it must be {wanted}.")
+
+
+def difference(tensor: torch.Tensor, like: torch.Tensor) -> str:
+    """The first of shape, dtype and device in which a tensor differs from another, in words; "" if there is none."""
+    for name in ("shape", "dtype", "device"):
+        has, must = (getattr(each, name) for each in (tensor, like))
+        if has != must:
+            has, must = (list(each) if name == "shape" else each for each in (has, must))
+            return f"{name} {has}: it must have {must}".replace("torch.", "")
+    return ""

@@ -156,16 +156,6 @@ def all_finite(vector: torch.Tensor) -> bool:
     return not len(vector) or bool(finite(vector))
 
 
-def difference(tensor: torch.Tensor, like: torch.Tensor) -> str:
-    """The first of shape, dtype and device in which a tensor differs from another, in words; "" if there is none."""
-    for name in ("shape", "dtype", "device"):
-        has, must = (getattr(each, name) for each in (tensor, like))
-        if has != must:
-            has, must = (list(each) if name == "shape" else each for each in (has, must))
-            return f"{name} {has}: it must have {must}".replace("torch.", "")
-    return ""
-
-
 def whole(vector: torch.Tensor, space: ParameterSpace) -> torch.Tensor:
     """A vector over the parameters [trained], extended by 0 for the running statistics [total]."""
     return torch.nn.functional.pad(vector, (0, space.total - space.trained)) if space.statistics else vector

@@ -80,6 +80,9 @@ class Images(TableSource, ImageSource):
                 check_range(f"dataset.{name}", value, low=low, high=high)
 
     def _describe(self) -> None:
+        train = self._split("train_split", self.train_split)
+        if not train.columns_of(datasets.Image):
+            raise UserError(f"{train.where} holds no images: use dataset=table or dataset=text.")
         super()._describe()
         self._set(**self._shape())
         if not (self.mean and self.std):

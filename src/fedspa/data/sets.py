@@ -90,6 +90,11 @@ class Data:
         return digest.hexdigest()
 
 
+def held_out_count(rows: int, fraction: float) -> int:
+    """The number of rows that are kept apart: at least one and not all, unless the fraction is 0."""
+    return min(max(round(fraction * rows), 1), rows - 1) if fraction else 0
+
+
 def _bytes(tensor: torch.Tensor) -> bytes:
     array = tensor.numpy()
     return array.astype(array.dtype.newbyteorder("<")).tobytes()

@@ -20,7 +20,7 @@ from fedspa.core.errors import UserError, check_range, nearest
 from fedspa.core.randomness import numpy_generator
 from fedspa.data import files, hub
 from fedspa.data.parts import KEYS, Labels, Part
-from fedspa.data.sets import ArraySet
+from fedspa.data.sets import ArraySet, held_out_count
 from fedspa.data.source import SPLITS, Source
 
 HELD_OUT = "none"
@@ -280,6 +280,5 @@ def held_out(strata: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     order = np.argsort(number, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
         if len(rows) > 1:
-            count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
-            chosen[rng.choice(rows, count, replace=False)] = True
+            chosen[rng.choice(rows, held_out_count(len(rows), fraction), replace=False)] = True
     return chosen

@@ -39,18 +39,12 @@ class Aggregator:
         self._weight += weight
         self._count += 1
         if update.update is not None:
-            self._add(update.update, update.mask, weight)
+            self._sum = _plus(self._sum, update.update, weight)
+            if self._per_coordinate:
+                mask = torch.ones_like(update.update) if update.mask is None else update.mask
+                self._held = _plus(self._held, mask, weight)
         for name, tensor in update.tensors.items():
-            self._tensors.setdefault(name, torch.zeros_like(tensor)).add_(tensor, alpha=weight)
-
-    def _add(self, update: torch.Tensor, mask: torch.Tensor | None, weight: float) -> None:
-        if self._sum is None:
-            self._sum = torch.zeros_like(update)
-        self._sum.add_(update, alpha=weight)
-        if self._per_coordinate:
-            if self._held is None:
-                self._held = torch.zeros_like(update)
-            self._held.add_(torch.ones_like(update) if mask is None else mask, alpha=weight)
+            self._tensors[name] = _plus(self._tensors.get(name), tensor, weight)
 
     def result(self) -> Aggregate | None:
         """The aggregate; None if no client sent anything."""
@@ -65,3 +59,8 @@ class Aggregator:
         held = None if self._held is None else self._held > 0
         share = self._count / self._clients
         return Aggregate(update, means, self._space, share, held, self._target_counts)
+
+
+def _plus(total: torch.Tensor | None, tensor: torch.Tensor, weight: float) -> torch.Tensor:
+    """The running sum `total`, to which the weighted tensor is added in place; None: a new sum."""
+    return (torch.zeros_like(tensor) if total is None else total).add_(tensor, alpha=weight)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from fedspa.core.client import Client
-from fedspa.core.errors import UserError
-from fedspa.core.weights import difference
+from fedspa.core.errors import UserError, difference
 from fedspa.masks.search_input import SearchInput
 
 

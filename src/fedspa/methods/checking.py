@@ -12,10 +12,9 @@ import torch
 
 from fedspa.core.client import ClientUpdate, Mixture
 from fedspa.core.client_state import ClientState
-from fedspa.core.errors import UserError
+from fedspa.core.errors import UserError, difference
 from fedspa.core.records import KINDS
 from fedspa.core.server import ServerState
-from fedspa.core.weights import difference
 from fedspa.methods.base import Method
 
 TESTED = KINDS[:-1]

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedspa.core.errors import UserError
 from fedspa.core.randomness import numpy_generator
-from fedspa.data.sets import ArraySet, Data, MadeImages
+from fedspa.data.sets import ArraySet, Data, MadeImages, held_out_count
 from fedspa.data.source import Source
 from fedspa.partition.base import AnyPartition, label_counts
 from fedspa.partition.blocks import Blocks
@@ -31,7 +31,7 @@ class ClientRows:
     asked: int | None = None
     """The wanted number of test examples for each client; None if the partition gives clients their own."""
 
-    def held(self, images: ArraySet | ArraySet | MadeImages) -> Sequence[np.ndarray]:
+    def held(self, images: ArraySet | MadeImages) -> Sequence[np.ndarray]:
         """The training rows of each client, with its validation rows."""
         if isinstance(images, MadeImages):
             return OnDemand(images.clients, images.rows, images.each)
@@ -109,7 +109,7 @@ def _made_rows(data: Data, source: Source, partition: AnyPartition, seed: int) -
             "those of a client when it is trained: it must be 0."
         )
 
-    val = held_out(train.each, source.val_fraction)
+    val = held_out_count(train.each, source.val_fraction)
 
     def kept(part: int, each: int) -> OnDemand:
         return OnDemand(
@@ -134,11 +134,6 @@ def _hold_out(
             f"dataset.{use}_fraction={fraction} needs 2 training rows or more in every client, but client "
             f"{client} has {len(rows)}: it must be 0, or fewer clients share the data."
         )
-    count = held_out(len(rows), fraction)
+    count = held_out_count(len(rows), fraction)
     shuffled = numpy_generator(seed, f"client_{use}", client=client).permutation(rows)
     return np.sort(shuffled[count:]), np.sort(shuffled[:count])
-
-
-def held_out(rows: int, fraction: float) -> int:
-    """The number of a client's rows for another use: at least one and not all, unless the fraction is 0."""
-    return min(max(round(fraction * rows), 1), rows - 1) if fraction else 0

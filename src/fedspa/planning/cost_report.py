@@ -18,8 +18,8 @@ from fedspa.core.records import Costs
 from fedspa.core.weights import ParameterSpace
 from fedspa.costs.charges import dense_costs
 from fedspa.costs.network import VALUE_BYTES, NetworkCosts
+from fedspa.data.sets import held_out_count
 from fedspa.federated.sampling import sample_clients, sample_tested
-from fedspa.partition.clients import held_out
 from fedspa.planning.counting import Update, UpdateCosts, by_tensor, most_mixed
 
 
@@ -61,13 +61,13 @@ class CostReport:
     @cached_property
     def client_sizes(self) -> list[int]:
         """The training rows of each client without validation and public rows: equal shares, up to one row."""
-        return [rows - held_out(rows, self.plan.dataset.public_fraction) for rows in self._trainable]
+        return [rows - held_out_count(rows, self.plan.dataset.public_fraction) for rows in self._trainable]
 
     @property
     def public(self) -> tuple[int, int]:
         """The number of public rows, and of the network's outputs for each."""
         source = self.plan.dataset
-        return sum(held_out(rows, source.public_fraction) for rows in self._trainable), source.outputs
+        return sum(held_out_count(rows, source.public_fraction) for rows in self._trainable), source.outputs
 
     @cached_property
     def _trainable(self) -> list[int]:
@@ -75,7 +75,7 @@ class CostReport:
         source, clients = self.plan.dataset, self.plan.settings.federation.clients
         share, rest = divmod(source.effective_train_size, clients)
         sizes = [share + (client < rest) for client in range(clients)]
-        return [rows - held_out(rows, source.val_fraction) for rows in sizes]
+        return [rows - held_out_count(rows, source.val_fraction) for rows in sizes]
 
     @cached_property
     def updates(self) -> Counter[Update]:

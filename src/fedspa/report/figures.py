@@ -117,7 +117,8 @@ def accuracy_by_traffic(study: Study, setting: Setting) -> Picture | None:
         axes.plot(*zip(*points, strict=True), ".", color=look.color, alpha=0.45)
         axes.plot(x, y, look.marker, color=look.color, markersize=5)
         ends.setdefault((kind, row.method, row.mask), []).append((x, y))
-        if sparsity := float(runs[0].summary["sparsity"]):
+        sparsity = runs[0].summary["sparsity"]
+        if row.varied and sparsity:  # of a method alone the legend says enough
             tags.setdefault(kind, []).append((y, x, f"{sparsity:g}", look.color))
 
     figure = _by_kind(study, setting, kinds, rows, draw, xlabel=f"traffic of the run, {unit}")
