@@ -49,6 +49,7 @@ JOBS = {
     "federation": 17 + 2 * 7 + 7,
     "channels": 3 * 5,
     "methods": 3 * 30,
+    "methods_tuned": 3 * 30,
 }
 METHODS = [
     ("fedspa", "dst"),
