@@ -149,8 +149,8 @@ def test_far_too_many_test_images_are_told_at_once(rounding: str) -> None:
 def test_fewer_test_images_are_counted() -> None:
     tests = ClientTests.of(np.array([100, 53, 88, 100]), 100)
     assert tests == ClientTests(asked=100, smallest=53, median=94.0, fewer=2)
-    assert tests.remark(4).startswith(
-        "Test examples of a client: 100 asked for, 53 at least, 94 in the median; 2 of 4"
+    assert tests.remark(4) == (
+        "Test examples of a client: smallest number 53, median 94; 2 of 4 clients have fewer than the 100 asked for"
     )
     assert ClientTests.of(np.array([5, 2, 9]), None) == ClientTests(None, 2, 5.0, 0)
 

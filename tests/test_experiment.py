@@ -67,5 +67,5 @@ def test_a_run_says_how_many_clients_have_fewer_test_images_than_asked_for(plan,
     tests = names.group("client_tests", json.loads((tmp_path / "run/summary.json").read_text()))
     assert tests == {"asked": 30, "smallest": sizes[0], "median": median, "fewer": fewer}
     assert sizes[0] < 15 and fewer > 5
-    line = f"30 asked for, {sizes[0]} at least, {median:g} in the median; {fewer} of 10 clients have fewer"
+    line = f"smallest number {sizes[0]}, median {median:g}; {fewer} of 10 clients have fewer than the 30 asked for"
     assert line in capsys.readouterr().out

@@ -102,10 +102,10 @@ def test_test_sets_that_are_too_small_are_told(small: Study, tmp_path: Path) -> 
         path.write_text(json.dumps(json.loads(path.read_text()) | tests))
     fact = make_report(study_of(tmp_path)).facts[2]
     assert (
-        "in 2 of 3 runs clients were tested on fewer images than the 9 asked for, up to 3 clients a run"
+        "in 2 of 3 runs clients were tested on fewer images than the 9 asked for: at most 3 clients in a run"
         in fact
     )
-    assert "the smallest test set has 5, the median one 8.5" in fact
+    assert "The smallest test set has 5 images. The lowest median of a run is 8.5." in fact
 
 
 def test_captions_say_what_means_are_over(tmp_path: Path) -> None:

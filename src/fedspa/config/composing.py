@@ -56,20 +56,20 @@ def parsed(words: Sequence[str]) -> list[Override]:
     overrides = OverridesParser.create().parse_overrides(list(words))
     for override in overrides:
         group, word = override.key_or_group, override.input_line
-        folder = config_dir() / group
-        if override.is_delete() or override.is_sweep_override() or not group or not folder.is_dir():
+        options = [file.stem for file in (config_dir() / group).glob("*.yaml")] if group else []
+        if override.is_delete() or override.is_sweep_override() or not options:
             continue
         value = override.value()
         if isinstance(value, list) and group in ("model", *ONE_EACH):
             raise UserError(f"{word} is a list: {group} takes one option, as in {group}=<name>.")
         if not isinstance(value, str | list):
-            options = [file.stem for file in folder.glob("*.yaml")]
             raise UserError(f"{word} is not known: {nearest(written(value), options)}.")
     return overrides
 
 
 def _check(words: Sequence[str], nodes: Mapping[str, Any]) -> None:
-    """Raise `UserError` for words that only the command line has, and for a setting that is set twice."""
+    """Raise `UserError` for words that only the command line has, for several values, and for a setting that is set
+    twice or beside an object."""
     seen = set[str]()
     for word in words:
         if not isinstance(word, str):
@@ -79,6 +79,10 @@ def _check(words: Sequence[str], nodes: Mapping[str, Any]) -> None:
         section = key.replace("/", ".").partition(".")[0]
         if section in ELSEWHERE:
             raise UserError(f"{override.input_line} sets {section}, {ELSEWHERE[section]}.")
+        if override.is_sweep_override():
+            raise UserError(
+                f"{override.input_line} is several values: call fedspa.run once for each, or write a list as [a,b]."
+            )
         if section in nodes:
             raise UserError(f"{key} has no effect beside an own {section}: leave it out.")
         if key in seen:

@@ -160,9 +160,10 @@ class ClientTests:
         """A line for the user about a run of so many clients."""
         if (self.smallest, self.median) == (self.asked, self.asked):
             return f"Test examples of each client: {self.asked:,}"
-        asked = "" if self.asked is None else f"{self.asked:,} asked for, "
-        fewer = f"; {self.fewer:,} of {clients:,} clients have fewer" if self.fewer else ""
-        return f"Test examples of a client: {asked}{self.smallest:,} at least, {self.median:,g} in the median{fewer}"
+        found = f"Test examples of a client: smallest number {self.smallest:,}, median {self.median:,g}"
+        if not self.fewer:
+            return found
+        return f"{found}; {self.fewer:,} of {clients:,} clients have fewer than the {self.asked:,} asked for"
 
 
 class Continued(NamedTuple):

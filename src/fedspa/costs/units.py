@@ -1,4 +1,4 @@
-"""Costs as text for people."""
+"""Costs, times and numbers of things as text for people."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Any
 
 from fedspa.core import names
 from fedspa.core.names import DENSITY
+
+
+def show_count(count: int, thing: str) -> str:
+    """A number of things: 1 round, 2,000 rounds."""
+    return f"{count:,} {thing}{'s' * (count != 1)}"
 
 
 def show_bytes(count: float) -> str:

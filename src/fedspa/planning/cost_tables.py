@@ -9,14 +9,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedspa.costs.units import show_bytes, show_flops, show_saved
+from fedspa.costs.units import show_bytes, show_count, show_flops, show_saved
 from fedspa.planning.cost_report import CostReport
 
 
 def show(report: CostReport) -> RenderableType:
     """The report as tables, with its notes below."""
-    federation = report.plan.settings.federation
-    title = f"{report.plan.settings.name}: {report.updates.total():,} client updates in {federation.rounds:,} rounds"
+    settings = report.plan.settings
+    updates = show_count(report.updates.total(), "client update")
+    title = f"{settings.name}: {updates} in {show_count(settings.federation.rounds, 'round')}"
     notes = [Text(note) for note in report.notes]
     return Group(Text(title, style="bold"), "", _tensor_table(report), "", _cost_table(report), "", *notes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedspa.config.plan import Plan
 from fedspa.core.launch import usable_cores
-from fedspa.costs.units import show_bytes
+from fedspa.costs.units import show_bytes, show_count
 from fedspa.planning.cost_report import CostReport
 
 
@@ -25,10 +25,10 @@ def preview(plan: Plan) -> str:
         f"{show_bytes(sum(sizes) * source.row_bytes)}",
         "clients": f"{federation.clients:,} by partition={names['partition']}, {about}{shares} training "
         f"{source.things} each",
-        "rounds": f"{federation.rounds:,} of {federation.clients_per_round:,} clients: "
-        f"{report.updates.total():,} client updates, of which {first:,} are a client's first",
-        "training": f"{training.epochs} epochs an update in batches of {training.batch_size}, learning rate "
-        f"{training.lr:g} falling to {training.lr_at(federation.rounds - 1):.3g}",
+        "rounds": f"{federation.rounds:,} of {show_count(federation.clients_per_round, 'client')}: "
+        f"{show_count(report.updates.total(), 'client update')}, of which {first:,} are a client's first",
+        "training": f"{show_count(training.epochs, 'epoch')} an update in batches of {training.batch_size}, "
+        f"learning rate {training.lr:g} falling to {training.lr_at(federation.rounds - 1):.3g}",
         "model": f"{names['model']}: {total:,} parameters ({show_bytes(4 * total)}), {report.active_parameters:,} of "
         "them active in a client",
         "method": f"{names['method']}, mask={names['mask']}; tested: {', '.join(plan.method.kinds)} models",

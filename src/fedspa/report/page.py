@@ -18,6 +18,7 @@ import pandas as pd
 from fedspa.core import names
 from fedspa.core.errors import written
 from fedspa.core.paths import git, project_root
+from fedspa.costs.units import show_count
 from fedspa.report import tables
 from fedspa.report.figures import DRAWN, Picture
 from fedspa.report.labels import listed
@@ -149,7 +150,7 @@ def _facts(study: Study) -> Iterator[str]:
     seeds = "seed" if len(study.seeds) == 1 else "seeds"
     commit = git("rev-parse", "--short", "HEAD")
     yield (
-        f"Study {study.name}: {len(study.all_runs)} runs of fedspa {versions} on {places} ({seeds} "
+        f"Study {study.name}: {show_count(len(study.all_runs), 'run')} of fedspa {versions} on {places} ({seeds} "
         f"{listed(study.seeds)}). Reported on {date.today()}" + (f" at commit {commit}." if commit else ".")
     )
     runs = study.all_runs
@@ -170,9 +171,9 @@ def _small_tests(study: Study, setting: Setting) -> Iterator[str]:
         asked = " or ".join(f"{asked:,}" for asked in sorted({tests["asked"] for tests in small}))
         yield (
             f"{setting.label}: in {len(small)} of {len(known)} runs clients were tested on fewer images than the "
-            f"{asked} asked for, up to {max(tests['fewer'] for tests in small):,} clients a run; the smallest test "
-            f"set has {min(tests['smallest'] for tests in small):,}, the median one "
-            f"{min(tests['median'] for tests in small):,g} or more."
+            f"{asked} asked for: at most {show_count(max(tests['fewer'] for tests in small), 'client')} in a run. The "
+            f"smallest test set has {min(tests['smallest'] for tests in small):,} images. The lowest median of a run "
+            f"is {min(tests['median'] for tests in small):,g}."
         )
 
 

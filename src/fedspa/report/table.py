@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fedspa.costs.units import show_count
 from fedspa.report.labels import listed
 from fedspa.report.runs import Run
 from fedspa.report.study import Row, Setting, Study
@@ -94,7 +95,7 @@ class Column:
             if len(set(values)) > 1:
                 text += f" \u00b1 {np.std(values) / self.scale:.{self.digits}f}"
             text += self.note(runs, cell.mean)
-        fewer = f" [{len(values)} seed{'s' * (len(values) > 1)}]" if len(values) < seeds else ""
+        fewer = f" [{show_count(len(values), 'seed')}]" if len(values) < seeds else ""
         return Cell(text + fewer, values)
 
     def shown(self, cell: Cell) -> float | None:

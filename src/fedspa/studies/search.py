@@ -25,6 +25,7 @@ from fedspa.core.errors import UserError, brief, check_choice, check_range
 from fedspa.core.file_names import file_name
 from fedspa.core.randomness import numpy_generator
 from fedspa.core.records import MAIN_KINDS, VALIDATION
+from fedspa.costs.units import show_count
 from fedspa.studies.jobs import LONGEST_STUDY, Job, Study, by_key, is_neutral, numbers_of
 from fedspa.studies.progress import Progress
 from fedspa.studies.sweep import Sweeps, finished, only_one
@@ -135,7 +136,7 @@ class Search:
         def job_of(trial: Any) -> Job:
             return space.job({key: _short(value, distributions[key]) for key, value in trial.params.items()})
 
-        print(f"{space.name}: {self.trials} trials, in {folder}", flush=True)
+        print(f"{space.name}: {show_count(self.trials, 'trial')}, in {folder}", flush=True)
         progress = Progress(self.trials)
         with only_one(sweeps.root, space.name), nested_in(space.name, plan.loggers) as parent:
             for first in range(0, self.trials, self.at_once):
@@ -153,8 +154,9 @@ class Search:
             return max(code, 1)
         job = job_of(study.best_trial)
         _, words = validation_score(folder / job.name, kind)
+        trials = show_count(self.trials, "trial")
         print(
-            f"\nBest of {self.trials} trials: {kind} {metric} {words}, in trial {study.best_trial.number + 1}:\n"
+            f"\nBest of {trials}: {kind} {metric} {words}, in trial {study.best_trial.number + 1}:\n"
             f"  {shlex.join(['python', 'src/train.py', *job.overrides])}"
         )
         return code

@@ -22,6 +22,7 @@ from fedspa.checkpoints.resuming import AUTO, config_hash_in, has_checkpoint, is
 from fedspa.config.plan import Plan, check
 from fedspa.core.errors import UserError, brief
 from fedspa.core.paths import SET_ASIDE, project_root
+from fedspa.costs.units import show_count
 from fedspa.studies.jobs import Job, Study
 from fedspa.studies.launchers import CONSOLE, JobFailed, cores_of_a_job, jobs_get_signals, side_by_side
 from fedspa.studies.progress import Progress
@@ -81,7 +82,7 @@ class Sweeps:
         or if MLflow does not answer.
         """
         folder = self.root / study.name
-        print(f"{study.name}: {len(study.jobs)} jobs, in {folder}", flush=True)
+        print(f"{study.name}: {show_count(len(study.jobs), 'job')}, in {folder}", flush=True)
         jobs = self.planned(study)
         plans = {job.name: job.plan for job in jobs if isinstance(job.plan, Plan)}
         if any(plan.settings.dry_run for plan in plans.values()):
@@ -216,7 +217,7 @@ def _exit_code(failures: Mapping[str, JobFailed], jobs: int) -> int:
     if not failures:
         return 0
     width = max(map(len, failures))
-    print(f"\n{len(failures)} of {jobs} jobs failed:", file=sys.stderr)
+    print(f"\n{len(failures)} of {show_count(jobs, 'job')} failed:", file=sys.stderr)
     for name, failure in failures.items():
         print(f"  {name:<{width}}  {failure.reason}", file=sys.stderr)
     return max(failure.code for failure in failures.values())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from fedspa.core import names
 from fedspa.core.records import Event, RoundRecord, RunInfo, RunResult
-from fedspa.costs.units import result_tables, show_bytes, show_density
+from fedspa.costs.units import result_tables, show_bytes, show_count, show_density
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,7 +49,8 @@ class ConsoleView:
         self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._line_round, self._line_time = self._done, self._clock()
         self._say(
-            f"{info.config.get('name', 'run')}: {info.clients} clients, {info.rounds} rounds",
+            f"{info.config.get('name', 'run')}: {show_count(info.clients, 'client')}, "
+            f"{show_count(info.rounds, 'round')}",
             style="bold",
         )
         for remark in info.remarks:
@@ -105,7 +106,9 @@ class ConsoleView:
     def abort(self, status: str, reason: str) -> None:
         self._stop()
         word = "Stopped" if status == "KILLED" else "Failed"
-        self._say(f"\n{word} after {self._done} of {self._info.rounds} rounds: {reason}", style="bold")
+        self._say(
+            f"\n{word} after {self._done} of {show_count(self._info.rounds, 'round')}: {reason}", style="bold"
+        )
         self._say(f"What there is lies in {_short(self._info.folder)}")
 
     def _say(self, text: str, style: str | None = None) -> None:

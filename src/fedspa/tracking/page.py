@@ -10,7 +10,7 @@ from typing import Any
 from fedspa.core.paths import git
 from fedspa.core.records import RunInfo
 from fedspa.core.roles import flat
-from fedspa.costs.units import result_tables, show_density, show_measured_density
+from fedspa.costs.units import result_tables, show_count, show_density, show_measured_density
 
 PARENT = "mlflow.parentRunId"
 """The tag that nests a run below another."""
@@ -25,7 +25,8 @@ def tags(info: RunInfo) -> dict[str, str]:
     parts = info.names
     what = (
         f"{parts.get('method')} with mask {parts.get('mask')} at sparsity {info.sparsity} on "
-        f"{parts.get('dataset')} / {parts.get('model')}: {info.rounds} rounds, {info.clients} clients "
+        f"{parts.get('dataset')} / {parts.get('model')}: "
+        f"{show_count(info.rounds, 'round')}, {show_count(info.clients, 'client')} "
         f"({parts.get('partition')}) with {info.images} training examples.\n\nFolder: `{info.folder}`"
     )
     facts = {
