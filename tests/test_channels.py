@@ -142,6 +142,28 @@ def test_statistics_of_absent_channels_stay_as_they_are():
     assert ((after["norm.running_var"] != 1) == active).all()
 
 
+def test_a_mask_of_single_weights_trains_the_whole_network():
+    """It has as many active weights in each tensor as a mask of channels, but not those of a small network."""
+    network = made("lenet5")
+    space, chosen, units = half(network)
+    settings = TrainingSettings(batch_size=4)
+    whole = engine(copy.deepcopy(network), pixels(IMAGES), settings)
+    narrow = NarrowEngine(whole.fabric, network, settings, whole.examples, widths=chosen)
+    mask = torch.cat([piece.sort().values for piece in space.split(space.mask_of(units).double())])
+    start, ended = mask * whole.weights, []
+    for each in (whole, narrow):
+        task = LocalTask(
+            weights=start,
+            rows=torch.arange(8),
+            epochs=1,
+            learning_rate=0.05,
+            generator=torch.Generator().manual_seed(1),
+            mask=mask,
+        )
+        ended.append(each.train(task).weights)
+    assert torch.equal(*ended)
+
+
 def test_channels_that_must_agree_are_one_unit():
     channels = ParameterSpace.of(made("own")).channels
     # The residual stream and its gate, the other branch, and the last convolution, whose 10 channels are flattened.

@@ -428,6 +428,28 @@ def test_dropout_of_the_compiled_engine_depends_on_the_seed_alone():
     assert counters["stats"] == compiled_before  # nothing is compiled once the engine is built
 
 
+def test_recording_at_the_first_use_draws_nothing_from_a_clients_layers():
+    """A term that the first client brings, and a first gradient, are recorded then: it draws, before the client."""
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))
+    start = flat(model).double()
+    made = uncompiled(engine(model, AUGMENTED, TrainingSettings(batch_size=4)))
+
+    def results() -> tuple[torch.Tensor, torch.Tensor]:
+        task = LocalTask(
+            weights=start,
+            rows=ROWS[0],
+            epochs=1,
+            learning_rate=0.1,
+            generator=torch.Generator().manual_seed(1),
+            correction=0.01 * torch.ones_like(start),
+        )
+        ended = made.train(task).weights
+        return ended, made.gradient(start, ROWS[2], torch.Generator().manual_seed(2))
+
+    for first, again in zip(results(), results(), strict=True):
+        assert torch.equal(first, again)
+
+
 # The config's group --------------------------------------------------------------------------------------
 
 SMALL = [

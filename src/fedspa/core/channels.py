@@ -74,7 +74,8 @@ class Channels:
             for axis, labels in enumerate(self.axes.get(name, ())):
                 others = [other for other in range(piece.dim()) if other != axis]
                 along = piece.sum(others) if others else piece
-                sums.index_add_(0, labels.to(vector.device), along)
+                # On CUDA index_add_ would sum in another order each time.
+                sums.index_put_((labels.to(vector.device),), along, accumulate=True)
         return sums[:-1]
 
     def _flags(self, name: str, units: torch.Tensor) -> Iterator[torch.Tensor]:

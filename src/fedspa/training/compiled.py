@@ -18,7 +18,6 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from fedspa.core.client import Mixture, Trained
-from fedspa.core.randomness import seed_layers
 from fedspa.core.weights import ParameterSpace
 from fedspa.data.examples import Examples
 from fedspa.training.base import LocalTask
@@ -150,7 +149,6 @@ class CompiledEngine:
         step = self._lane.step
         plan = plan_batches(self._eager.examples, task, self._eager.settings)
         samples = int((plan[:, :, 0] >= 0).sum())
-        self._prepare(task.generator)
         step.start(task)
         step.take(plan[:, : len(step.part)])
         return Trained(step.end, step.tensors.loss_sum[0] / samples, samples, len(plan))
@@ -162,8 +160,7 @@ class CompiledEngine:
         if self.space.statistics:  # filler rows would change them
             size = min(size, len(rows))
         part = first_batch(self._eager.examples, rows, generator, size)
-        self._prepare(generator)
-        return step.gradient(weights, part)
+        return step.gradient(weights, part, generator)
 
     def accuracy(self, weights: torch.Tensor, rows: torch.Tensor) -> float:
         """The accuracy in [0, 1] of `weights` [total] on training rows (int64 [n]), without augmentation."""
@@ -183,10 +180,6 @@ class CompiledEngine:
 
     def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return self._eager.full_gradient(weights, rows)
-
-    def _prepare(self, generator: torch.Generator) -> None:
-        self._eager.module.train()
-        seed_layers(generator, self.device)
 
 
 def _free(device: torch.device) -> int:

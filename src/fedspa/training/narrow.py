@@ -30,6 +30,7 @@ class NarrowEngine(EagerEngine):
         channels = ParameterSpace.of(network).channels
         assert channels is not None
         self.small = EagerEngine(fabric, narrowed(network, channels.first(widths)), *others)
+        self._widths = list(widths)
         super().__init__(fabric, network, *others)
 
     def use_kernels(self) -> None:
@@ -40,8 +41,7 @@ class NarrowEngine(EagerEngine):
         """Train a client as its small network; with the whole network if the task asks for more than a mask."""
         if task.mask is None or task.forward is not None or task.others:
             return super().train(task)
-        places = self._places(task.mask)
-        if len(places) != self.small.space.total:  # not the channels of the plan
+        if (places := self._places(task.mask)) is None:
             return super().train(task)
 
         def cut(vector: torch.Tensor | None) -> torch.Tensor | None:
@@ -59,11 +59,16 @@ class NarrowEngine(EagerEngine):
         trained = self.small.train(small)
         return replace(trained, weights=task.weights.index_copy(0, places, trained.weights))
 
-    def _places(self, mask: torch.Tensor) -> torch.Tensor:
-        """The coordinates of the small network's flat weights: int64, rising."""
-        space = self.space
-        if space.statistics:  # a mask is 1 in all of them
-            assert space.channels is not None
-            units = space.mask_bits(mask.bool())
-            mask = space.channels.mask(space.tensors, units)
-        return mask.nonzero().squeeze(1)
+    def _places(self, mask: torch.Tensor) -> torch.Tensor | None:
+        """The coordinates of the small network's flat weights under a mask: int64, rising.
+
+        None if the mask is not of whole channels, as many in each group as the small network has.
+        """
+        space, trained, flags = self.space, self.space.trained, mask.bool()
+        assert space.channels is not None
+        units = space.mask_bits(flags)
+        active = space.channels.mask(space.tensors, units)
+        widths = [int(group.sum()) for group in space.channels.split(units)]
+        if widths != self._widths or not torch.equal(active[:trained], flags[:trained]):
+            return None
+        return active.nonzero().squeeze(1)

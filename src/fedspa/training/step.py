@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedspa.core.randomness import seed_layers
 from fedspa.core.transfers import sent
 from fedspa.training.base import LocalTask
 from fedspa.training.capture import Captures
@@ -214,15 +215,21 @@ class LocalStep:
         gradient = self._functions.gradient(self.tensors.read, self.tensors.statistics, part)[0]
         self._gradient[: len(gradient)].copy_(gradient)
 
-    def gradient(self, weights: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        """The dense gradient [total] of a batch, int64 [n, 1 + draws] on the CPU, at weights [total]."""
+    def gradient(self, weights: torch.Tensor, part: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """The dense gradient [total] of a batch, int64 [n, 1 + draws] on the CPU, at weights [total].
+
+        `generator`: its seed serves layers that draw random numbers.
+        """
+        self._functions.eager.module.train()
         self._place(weights, self.tensors)
         there = sent(part, self.part.device)
         if len(part) == len(self.part):
+            take = self.take_gradient
             self.part.copy_(there)
-            self.take_gradient()
         else:
-            self._take_gradient(there)
+            take = partial(self._take_gradient, there)
+        seed_layers(generator, self.plan.device)  # now, because a recording draws too
+        take()
         return self._layout.restored(self._gradient)
 
     def _place(self, vector: torch.Tensor, tensors: StepTensors) -> None:
@@ -238,7 +245,7 @@ class LocalStep:
         return self._layout.restored(torch.cat([self.tensors.weights, self.tensors.statistics]))
 
     def start(self, task: LocalTask) -> None:
-        """Set all tensors but the plan to the start of a client's training."""
+        """Set all tensors but the plan, and the draws of the layers, to the start of a client's training."""
         proximal = task.proximal
         terms = {
             "mask": task.mask,
@@ -260,6 +267,8 @@ class LocalStep:
         if tensors.velocity is not None:
             tensors.velocity.zero_()
         self._place(task.weights, tensors)
+        self._functions.eager.module.train()
+        seed_layers(task.generator, self.plan.device)  # now, because a recording draws too
 
     def take(self, plan: torch.Tensor) -> None:
         """Take a step on each batch of a plan, int64 [steps, B, 1 + draws] on the CPU."""
