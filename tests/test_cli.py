@@ -80,6 +80,7 @@ def test_each_command_has_a_name(monkeypatch, capsys):
         ("loger=none", "loger is not a setting: did you mean logger or loggers?"),
         ("method=fedavg mask=dst", "method=fedavg trains dense, so mask=dst has no meaning"),
         ("model=lenet5 dataset=digits logger=none", "model=lenet5 cannot take images of 8 x 8 pixels"),
+        ("~mask", "mask cannot be left out: remove ~mask."),
         ("sparsity=0.1,0.2", "sparsity=0.1,0.2 is several values: add -m to run each"),
         ("precision=bf16", "precision is not a setting: did you mean hardware.precision?"),
         ("threads=2", "did you mean hardware.threads?"),

@@ -311,7 +311,6 @@ def test_a_finished_run_is_skipped_though_a_newer_version_has_more_settings(swee
 
     assert sweep(older, "seed=0") == 0
     assert sweep(never, "seed=0") == 0
-    ran = []
     words, ran = ("seed=0", "sparsity=0.3"), []
     assert sweep(lambda plan, folder: older(plan, folder, changed=0.5), *words) == 0
     assert sweep(lambda plan, folder: ran.append(plan), *words) == 0

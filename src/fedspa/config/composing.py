@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedspa.config.plan import ONE_EACH, register
 from fedspa.core.errors import UserError, nearest, written
+from fedspa.core.explaining import left_out
 from fedspa.core.paths import config_dir
 
 ELSEWHERE = {
@@ -57,6 +58,8 @@ def parsed(words: Sequence[str]) -> list[Override]:
     for override in overrides:
         group, word = override.key_or_group, override.input_line
         options = [file.stem for file in (config_dir() / group).glob("*.yaml")] if group else []
+        if override.is_delete() and group in ("model", *ONE_EACH):
+            raise left_out(group)
         if override.is_delete() or override.is_sweep_override() or not options:
             continue
         value = override.value()

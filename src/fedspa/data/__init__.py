@@ -1,1 +1,1 @@
-"""Where images come from, which rows each client holds, and how batches are drawn."""
+"""Data sets: their sources, the rows of each client, and batches."""

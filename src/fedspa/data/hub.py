@@ -60,7 +60,7 @@ def commit_of(name: str, revision: str | None, origin: str) -> str:
 
 
 def pinned(name: str, subset: str | None, revision: str | None, origin: str) -> tuple[str, str]:
-    """The subset and the commit of a data set; where both are stated, nobody is asked. Raises `UserError`."""
+    """The subset and the commit of a data set. If both are given, the hub is not asked. Raises `UserError`."""
     if subset and COMMIT.fullmatch(revision or ""):
         return subset, str(revision)
     commit = commit_of(name, revision, origin)

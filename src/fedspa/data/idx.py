@@ -25,7 +25,7 @@ UINT8 = 0x0800
 
 
 def idx_tables(root: Path) -> dict[str, datasets.Dataset]:
-    """The IDX files of a folder: images as PGM, which costs a header a piece. Empty where there are none."""
+    """The IDX files of a folder: each image as PGM, its pixels behind a short header. Empty without such files."""
     import datasets
     import pyarrow as pa
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import cycle
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,61 +11,19 @@ import pandas as pd
 from fedspa.core import names
 from fedspa.report import masks
 from fedspa.report.labels import listed, slug
+from fedspa.report.panels import PANELS_A_LINE, Look, Picture, legend, looks, panels
 from fedspa.report.study import Row, Setting, Study
 from fedspa.report.tables import CURVES, metric_text, traffic_unit
-from fedspa.tracking.drawing import (
-    BLUE,
-    FAINT,
-    INK,
-    OCHRE,
-    SERIES,
-    new_figure,
-    row_ticks,
-    set_title,
-    shades,
-    spread_out,
-)
+from fedspa.tracking.drawing import BLUE, FAINT, INK, OCHRE, row_ticks, set_title, spread_out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PANELS_A_LINE = 2
-"""Beside the main table a wider figure would be too small to read."""
-LINES, MARKERS = ("-", "--", ":", "-."), ("o", "s", "^", "D")
-"""For more rows than there are colours: each begins the colours anew."""
 FEW_SEEDS = 5
 """Fewer seeds than these are drawn one by one: a band over them would claim too much."""
 DOT: dict[str, Any] = {"alpha": 0.4, "markeredgewidth": 0, "rasterized": True}
 """The look of a point that is one of very many."""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure with its caption. `name` is unique in a report, and the files' name."""
-
-    name: str
-    title: str
-    caption: str
-    figure: Figure
-
-
-class Look(NamedTuple):
-    """The look of a row's lines and points."""
-
-    color: str
-    line: Any
-    marker: str
-
-
-def looks(study: Study) -> dict[Row, Look]:
-    """The look of each row: from light to dark where the rows are one method at several numbers."""
-    rows = study.rows
-    numbered = all(len(row.varied) == 1 and isinstance(row.varied[0][1], int | float) for row in rows)
-    if len(rows) > 1 and len({(row.method, row.mask) for row in rows}) == 1 and numbered:
-        return {row: Look(color, "-", "o") for row, color in zip(rows, shades(len(rows)), strict=True)}
-    several = [Look(color, *kind) for kind in zip(LINES, MARKERS, strict=True) for color in SERIES]
-    return dict(zip(rows, cycle(several), strict=False))
 
 
 def accuracy_by_round(study: Study, setting: Setting) -> Picture | None:
@@ -89,7 +45,7 @@ def accuracy_by_round(study: Study, setting: Setting) -> Picture | None:
     figure = _by_kind(study, setting, kinds, rows, draw, xlabel="round")
     for axes in figure.axes:
         axes.locator_params(axis="x", integer=True)
-    _legend(figure, study, rows)
+    legend(figure, study, rows)
     drawn = "a point is one of" if few else "band: one standard deviation over"
     seeds = f"; {drawn} the seeds {listed(study.seeds)}" if several else ""
     metric = study.main_metric(setting)
@@ -122,7 +78,7 @@ def accuracy_by_traffic(study: Study, setting: Setting) -> Picture | None:
             tags.setdefault(kind, []).append((y, x, f"{sparsity:g}", look.color))
 
     figure = _by_kind(study, setting, kinds, rows, draw, xlabel=f"traffic of the run, {unit}")
-    _legend(figure, study, rows)
+    legend(figure, study, rows)
     figure.axes[0].set_xlim(-0.04 * largest / byte, 1.15 * largest / byte)
     low, high = figure.axes[0].get_ylim()
     for axes, kind in zip(figure.axes, kinds, strict=True):
@@ -188,7 +144,7 @@ def mask_overlap(study: Study, setting: Setting) -> Picture | None:
             found[row] = known
     if not found:
         return None
-    figure = _panels(len(found), (2.9, 3.2))
+    figure = panels(len(found), (2.9, 3.2))
     verdicts = {row.label: _correlations(overlaps) for row, overlaps in found.items()}
     for axes, (label, verdict), (first, *_) in zip(
         figure.axes, verdicts.items(), found.values(), strict=True
@@ -224,7 +180,7 @@ def layer_densities(study: Study, setting: Setting) -> Picture | None:
     if not shares:
         return None
     layers = list(dict.fromkeys(layer for found in shares.values() for layer in found))
-    figure, every = _panels(1, (6.2, 0.9 + 0.28 * len(layers))), looks(study)
+    figure, every = panels(1, (6.2, 0.9 + 0.28 * len(layers))), looks(study)
     [axes] = figure.axes
     for place, (row, found) in enumerate(shares.items()):
         color, _, marker = every[row]
@@ -237,7 +193,7 @@ def layer_densities(study: Study, setting: Setting) -> Picture | None:
     row_ticks(axes, layers)
     subtitle = f"{setting.label}: share of active weights by layer, mean over clients"
     set_title(axes, "Density of the masks", subtitle)
-    _legend(figure, study, list(shares))
+    legend(figure, study, list(shares))
     caption = (
         "Share of each layer\u2019s weights, biases and norms left out, that the clients\u2019 last masks keep (those "
         "of their personal models): mean over clients and seeds; line: 10th to 90th percentile."
@@ -255,7 +211,7 @@ def _by_kind(
     xlabel: str, size: tuple[float, float] = (3.7, 3.0), a_line: int = PANELS_A_LINE,
 ) -> Figure:  # fmt: skip
     """A panel for each kind of model, in which `draw` draws each row that has such models."""
-    figure, every = _panels(len(kinds), size, a_line), looks(study)
+    figure, every = panels(len(kinds), size, a_line), looks(study)
     for axes, kind in zip(figure.axes, kinds, strict=True):
         for row in rows:
             if all(kind in run.kinds for run in study.runs(row, setting)):
@@ -267,33 +223,6 @@ def _by_kind(
     if names.unit(study.runs_of(setting)[0].summary):
         figure.axes[0].set_ylim(top=min(101, figure.axes[0].get_ylim()[1]))
     return figure
-
-
-def _panels(count: int, size: tuple[float, float], a_line: int = PANELS_A_LINE) -> Figure:
-    """A figure of so many panels, each so large in inches, at most `a_line` side by side."""
-    columns = min(count, a_line)
-    lines = -(-count // columns)
-    width, height = size
-    figure, _ = new_figure(
-        width * columns + 0.5, height * lines, heights=[1] * lines, columns=columns, share_y=True
-    )
-    for spare in figure.axes[count:]:
-        spare.remove()
-    for axes in figure.axes:  # also of the last one above a removed one
-        axes.tick_params(labelbottom=True)
-    return figure
-
-
-def _legend(figure: Figure, study: Study, rows: Sequence[Row]) -> None:
-    from matplotlib.lines import Line2D
-
-    handles: list[Any] = []
-    for row, (color, line, marker) in looks(study).items():
-        if row in rows:
-            style: dict[str, Any] = {"color": color, "linestyle": line, "marker": marker, "markersize": 4}
-            handles.append(Line2D([], [], **style, label=row.label))
-    look: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "labelcolor": INK, "handlelength": 3}
-    figure.legend(handles=handles, loc="outside lower left", ncols=PANELS_A_LINE, **look)
 
 
 def _correlations(overlaps: list[masks.Overlap]) -> str:

@@ -20,8 +20,9 @@ from fedspa.core.errors import written
 from fedspa.core.paths import git, project_root
 from fedspa.costs.units import show_count
 from fedspa.report import tables
-from fedspa.report.figures import DRAWN, Picture
+from fedspa.report.figures import DRAWN
 from fedspa.report.labels import listed
+from fedspa.report.panels import Picture
 from fedspa.report.paper import paper_tables
 from fedspa.report.runs import varied
 from fedspa.report.study import Setting, Study, in_order

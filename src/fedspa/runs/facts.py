@@ -34,7 +34,7 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
     elif not many:
         counts = train.label_counts(source.classes)
     tests = ClientTests.of(row_counts(federation.rows.test), federation.rows.asked)
-    names = sorted(plan.metrics, key=lambda name: name != plan.main_metric)
+    metrics = sorted(plan.metrics, key=lambda name: name != plan.main_metric)
     prefixes = ("", VALIDATION) if source.val_fraction else ("",)
     return RunInfo(
         folder=folder,
@@ -50,9 +50,12 @@ def describe(plan: Plan, federation: Federation, folder: Path) -> RunInfo:
         label_counts=counts,
         partition_rows=held,
         kinds=plan.method.kinds,
-        metrics=tuple(prefix + name for prefix in prefixes for name in names),
+        metrics=tuple(prefix + name for prefix in prefixes for name in metrics),
         lower_is_better=tuple(
-            prefix + name for prefix in prefixes for name in names if not plan.metrics[name].higher_is_better
+            prefix + name
+            for prefix in prefixes
+            for name in metrics
+            if not plan.metrics[name].higher_is_better
         ),
         in_percent=not source.is_regression,
         extras=(*plan.method.describe(0), *(EXPLORED_SHARES if plan.method.uses_mask else ())),

@@ -182,7 +182,7 @@ class Mirror:
     ) -> None:
         """Close the run, and send its results, tags and files.
 
-        What the store refuses keeps nothing else from it. Raises `OSError` then, at last.
+        All is tried, even if the store refuses a part. Then raises `OSError` for the first refusal.
         """
         from mlflow.entities import Metric, RunTag
 

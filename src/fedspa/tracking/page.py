@@ -64,7 +64,7 @@ def picture(run_id: str, file: str) -> str:
 
 
 def source_tags() -> dict[str, str]:
-    """Who started what, and the commit of the clone, where there is one."""
+    """The user and the program that started the run, and the commit of the clone if there is one."""
     from mlflow.tracking.context.registry import resolve_tags
 
     tags: dict[str, str] = resolve_tags()

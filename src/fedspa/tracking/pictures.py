@@ -160,9 +160,8 @@ def study_picture(runs: pd.DataFrame, what: str) -> Figure:
     labels = list(dict.fromkeys(runs.index))
     figure, axes = new_figure(8.4, 1.2 + 0.32 * len(labels))
     for place, kind in enumerate(runs):
-        shift = 0.4 * (
-            (place + 0.5) / len(runs.columns) - 0.5
-        )  # kinds with equal scores do not cover each other
+        # Kinds with equal scores must not cover each other.
+        shift = 0.4 * ((place + 0.5) / len(runs.columns) - 0.5)
         for row, label in enumerate(labels):
             values, height = runs.loc[[label], kind], row + shift
             axes.plot(values, [height] * len(values), ".", color=COLORS[kind], alpha=0.45)
