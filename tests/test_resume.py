@@ -136,11 +136,28 @@ def test_a_killed_run_that_goes_on_leaves_the_same_bytes(
         point = kind if kind in seen else "merge"
         number, folder = source.randint(1, seen[point]), tmp_path / kind
         assert run_until(tiny, folder, point, number) == -signal.SIGKILL
-        assert not (folder / "summary.json").exists() or point in ("end", "prune")
-        run(tiny, folder)
+        if not place(tiny, folder, given=True).finished:
+            run(tiny, folder)
         assert files(folder) == expected, f"killed in {point} number {number}"
         assert len(rows(folder, "timing.csv")) == 4
         assert left_of(folder) == ["last.ckpt"]
+
+
+@pytest.mark.parametrize(("point", "finished"), [("rename", False), ("fsync", True)])
+def test_a_run_is_finished_once_its_last_checkpoint_has_its_name(
+    plan: Callable[..., Plan], tmp_path: Path, point: str, finished: bool
+) -> None:
+    """The summary is there at both points. The last rename says that nothing is left to do."""
+    tiny = plan(*TINY, ONE, "checkpoint.every=1")
+    last = count(tiny, tmp_path / "whole")[point]
+    folder = tmp_path / "run"
+    assert run_until(tiny, folder, point, last) == -signal.SIGKILL
+    assert (folder / "summary.json").exists()
+    assert place(tiny, folder, given=True) == (folder, finished)
+    if not finished:
+        run(tiny, folder)
+    assert files(folder) == files(tmp_path / "whole") and left_of(folder) == ["last.ckpt"]
+    assert place(tiny, folder, given=True) == (folder, True)
 
 
 def test_there_are_enough_kills_of_every_kind() -> None:

@@ -147,7 +147,7 @@ class FederatedLoop:
         ]
         for job, result in zip(jobs, self._executor.run(jobs, state.server), strict=True):
             if isinstance(result, FailedUpdate):
-                raise UserError(f"{result.detail} Nobody may be missing before round 1.")
+                raise UserError(f"{result.detail} All clients must answer before round 1.")
             clock.add(result.seconds)
             costs += result.costs
             aggregator.add(result.update, self._server.weight(job.client))

@@ -53,13 +53,10 @@ class Server:
 
         It is unchanged if no client sent anything. Raises `UserError` if finite updates were too large for their sum.
         """
-        aggregate, move = (
-            aggregator.result(),
-            self.method.server_update if round else self.method.server_prepare,
-        )
-        if aggregate is None:
+        if (aggregate := aggregator.result()) is None:
             return server
-        moved = check_server(self.method, move(server, aggregate), server)
+        step = self.method.server_update if round else self.method.server_prepare
+        moved = check_server(self.method, step(server, aggregate), server)
         tensors = (moved.weights, *moved.tensors.values(), *moved.kept.values())
         if all(all_finite(tensor.flatten()) for tensor in tensors):
             return moved

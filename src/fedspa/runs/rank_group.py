@@ -126,13 +126,17 @@ class RankGroup:
         return [item for item, _ in all_words]
 
     def _sent(self, own: list[torch.Tensor], kinds: list[tuple[Any, Any]], source: int) -> list[torch.Tensor]:
-        """The tensors of a rank, from its GPU to this rank's. `kinds`: their dtypes and shapes."""
-        like = [torch.empty(shape, dtype=dtype, device="meta") for dtype, shape in kinds]
-        if not like:
+        """The tensors of another rank, from its GPU to this rank's. `kinds`: their dtypes and shapes.
+
+        This rank's `own` are only sent, and nothing is returned.
+        """
+        if not kinds:
             return []
-        data = torch.empty(sum(each.nbytes for each in like), dtype=torch.uint8, device=pickling.APART)
         if source == self.rank:
-            data = transfers.joined(own)
+            torch.distributed.broadcast(transfers.joined(own), source)
+            return []
+        like = [torch.empty(shape, dtype=dtype, device="meta") for dtype, shape in kinds]
+        data = torch.empty(sum(each.nbytes for each in like), dtype=torch.uint8, device=pickling.APART)
         torch.distributed.broadcast(data, source)
         return transfers.parted(data, like)
 

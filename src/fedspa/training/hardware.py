@@ -71,7 +71,7 @@ class Hardware:
         return torch.float64 if self.precision == "64-true" else torch.float32
 
     def remark(self, kind: str) -> str | None:
-        """A sentence if the precision is slow, or not to be had, on a device of this kind: cuda or cpu."""
+        """A sentence if a device of this kind (cuda or cpu) is slow in this precision, or does not have it."""
         if self.precision == "tf32" and kind != "cuda":
             return "hardware.precision=tf32 computes as 32-true here: only CUDA has TF32"
         if self.precision == "32-true" and kind == "cuda":

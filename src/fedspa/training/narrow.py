@@ -35,7 +35,8 @@ class NarrowEngine(EagerEngine):
 
     def use_kernels(self) -> None:
         super().use_kernels()
-        self.small.use_kernels()
+        if not self.instead_of:  # else the same warning would come twice
+            self.small.use_kernels()
 
     def train(self, task: LocalTask) -> Trained:
         """Train a client as its small network; with the whole network if the task asks for more than a mask."""
