@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,20 @@ def has_config(folder: Path, config_hash: str) -> bool:
     A setting that the older version did not know has its default. So a new setting does not make a finished run
     another experiment.
     """
+    file = folder / "config.yaml"
+    return file.is_file() and _hash_today(file, file.stat().st_mtime_ns) == config_hash
+
+
+@cache
+def _hash_today(file: Path, changed: int) -> str | None:
+    """The hash of a recorded config with today's defaults; None if it is not valid today. `changed`: its time stamp.
+
+    It is kept, since a study asks for it again and again, and composing takes a tenth of a second.
+    """
     try:
-        return recorded_plan(folder / "config.yaml").config_hash == config_hash
+        return recorded_plan(file).config_hash
     except UserError:
-        return False
+        return None
 
 
 def _writer(folder: Path) -> str:
