@@ -93,7 +93,10 @@ def test_each_command_has_a_name(monkeypatch, capsys):
         ("mask=null", "mask=null is not known: valid are channels, deepr, dsr, "),
         ("mask=[dst,rsm]", "mask=[dst,rsm] is a list: mask takes one option"),
         ("metric.foo=1", "metric holds no settings"),
-        ("+sparsity=0.3", "Could not append to config. An item is already at 'sparsity'."),
+        (
+            "+sparsity=0.3",
+            "Could not append to config. An item is already at 'sparsity'. Either remove + prefix: 'sparsity=0.3'",
+        ),
         ("~foo", "Could not delete from config. 'foo' does not exist."),
         ("sparsity=${foo}", "sparsity=${foo} cannot be resolved: Interpolation key 'foo' not found."),
         ("--lr=0.1", "--lr=0.1 is not an option"),

@@ -217,7 +217,7 @@ def explain_hydra(error: Exception) -> UserError:
         override = text.split("'")[1]
         mistake = UserError(f"{override} is several values: add -m to run each, or write a list as [a,b].")
     else:
-        mistake = UserError(f"{str(error).strip().splitlines()[0].rstrip('.')}.")
+        mistake = UserError(f"{text.rstrip('.')}.")
     mistake.__cause__ = error
     return mistake
 
