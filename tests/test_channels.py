@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from federations import engine, pixels, random_images
+from federations import engine, pixels, random_images, train
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -36,6 +36,7 @@ from fedspa.planning.cost_report import CostReport
 from fedspa.runs.assembly import build
 from fedspa.runs.experiment import run
 from fedspa.training.base import LocalTask
+from fedspa.training.eager import EagerEngine
 from fedspa.training.narrow import NarrowEngine
 
 
@@ -88,13 +89,19 @@ def half(network: nn.Module) -> tuple[ParameterSpace, tuple[int, ...], torch.Ten
     return space, chosen, torch.cat([torch.randperm(n, generator=source) < width for n, width in pairs])
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_small_network_trains_as_the_masked_one(name):
+def engines(name: str, **options: Any) -> tuple[ParameterSpace, torch.Tensor, EagerEngine, NarrowEngine]:
+    """The space, units with half of the parameters, and two engines with equal weights. `options`: of the training."""
     network = made(name)
     space, chosen, units = half(network)
-    settings = TrainingSettings(batch_size=4, momentum=0.9, weight_decay=0.01, clip_scope="active")
+    settings = TrainingSettings(batch_size=4, **options)
     whole = engine(copy.deepcopy(network), pixels(IMAGES), settings)
     narrow = NarrowEngine(whole.fabric, network, settings, whole.examples, widths=chosen)
+    return space, units, whole, narrow
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_small_network_trains_as_the_masked_one(name):
+    space, units, whole, narrow = engines(name, momentum=0.9, weight_decay=0.01, clip_scope="active")
     mask = space.mask_of(units).double()
     sums = torch.Generator().manual_seed(2)
     task = LocalTask(
@@ -117,26 +124,28 @@ def test_a_small_network_trains_as_the_masked_one(name):
     torch.testing.assert_close(found.loss, wanted.loss)
     ours, theirs = (result.weights[: space.trained] for result in results)
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
-    assert narrow.small.space.total < space.total  # and it was the small network that trained
-    assert not found.weights[: space.trained][mask[: space.trained] == 0].any()
+    active = mask[: space.trained] > 0
+    trained = narrow.small.weights[: narrow.small.space.trained]
+    assert torch.equal(trained, theirs[active])  # so it was the small network that trained
+    assert not theirs[~active].any()
+
+
+def one_epoch(engine: EagerEngine, mask: torch.Tensor) -> torch.Tensor:
+    """The weights [total] after an epoch under a mask."""
+    return train(
+        engine,
+        mask * engine.weights,
+        torch.arange(8),
+        epochs=1,
+        learning_rate=0.05,
+        generator=torch.Generator().manual_seed(1),
+        mask=mask,
+    ).weights
 
 
 def test_statistics_of_absent_channels_stay_as_they_are():
-    network = made("own")
-    space, chosen, units = half(network)
-    settings = TrainingSettings(batch_size=4)
-    whole = engine(copy.deepcopy(network), pixels(IMAGES), settings)
-    narrow = NarrowEngine(whole.fabric, network, settings, whole.examples, widths=chosen)
-    mask = space.mask_of(units).double()
-    task = LocalTask(
-        weights=mask * whole.weights,
-        rows=torch.arange(8),
-        epochs=1,
-        learning_rate=0.05,
-        generator=torch.Generator(),
-        mask=mask,
-    )
-    after = dict(space.items(narrow.train(task).weights))
+    space, units, _, narrow = engines("own")
+    after = dict(space.items(one_epoch(narrow, space.mask_of(units).double())))
     active = dict(space.items(space.channels.mask(space.tensors, units)))["norm.running_var"]
     assert 0 < active.sum() < 8
     assert ((after["norm.running_var"] != 1) == active).all()
@@ -144,24 +153,9 @@ def test_statistics_of_absent_channels_stay_as_they_are():
 
 def test_a_mask_of_single_weights_trains_the_whole_network():
     """It has as many active weights in each tensor as a mask of channels, but not those of a small network."""
-    network = made("lenet5")
-    space, chosen, units = half(network)
-    settings = TrainingSettings(batch_size=4)
-    whole = engine(copy.deepcopy(network), pixels(IMAGES), settings)
-    narrow = NarrowEngine(whole.fabric, network, settings, whole.examples, widths=chosen)
+    space, units, whole, narrow = engines("lenet5")
     mask = torch.cat([piece.sort().values for piece in space.split(space.mask_of(units).double())])
-    start, ended = mask * whole.weights, []
-    for each in (whole, narrow):
-        task = LocalTask(
-            weights=start,
-            rows=torch.arange(8),
-            epochs=1,
-            learning_rate=0.05,
-            generator=torch.Generator().manual_seed(1),
-            mask=mask,
-        )
-        ended.append(each.train(task).weights)
-    assert torch.equal(*ended)
+    assert torch.equal(one_epoch(narrow, mask), one_epoch(whole, mask))
 
 
 def test_channels_that_must_agree_are_one_unit():

@@ -74,8 +74,10 @@ class Channels:
             for axis, labels in enumerate(self.axes.get(name, ())):
                 others = [other for other in range(piece.dim()) if other != axis]
                 along = piece.sum(others) if others else piece
-                # On CUDA index_add_ would sum in another order each time.
-                sums.index_put_((labels.to(vector.device),), along, accumulate=True)
+                if vector.device.type == "cpu":
+                    sums.index_add_(0, labels, along)
+                else:  # on CUDA index_add_ adds in another order each time
+                    sums.index_put_((labels.to(vector.device),), along, accumulate=True)
         return sums[:-1]
 
     def _flags(self, name: str, units: torch.Tensor) -> Iterator[torch.Tensor]:
