@@ -65,11 +65,10 @@ def listing(plans: Mapping[str, Plan], finished: Collection[str] = ()) -> str:
             f"just now: {', '.join(measured.values())}.",
         ]
     remarks = sorted({f"{report.network.remark}." for report in reports.values() if report.network.remark})
-    lines += [
-        "Costs: of the rounds, for clients of equal size; Sub-FedAvg's before it prunes.",
-        *remarks,
-    ]
-    return "\n".join(lines)
+    dense = sorted({plan.method.name for plan in plans.values() if plan.method.starts_dense})
+    lines.append("Costs: those of the rounds, if all clients have the same size.")
+    lines += [f"method={name} starts dense and prunes later: it will cost less." for name in dense]
+    return "\n".join([*lines, *remarks])
 
 
 def _line(name: str, costs: Costs, time: str) -> str:
