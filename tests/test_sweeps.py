@@ -496,7 +496,7 @@ def test_a_dry_run_tells_of_mistakes(sweep, monkeypatch, capsys):
 
 def test_the_speed_is_measured_here(plan, monkeypatch):
     monkeypatch.setattr(dry_run, "PROBE_SECONDS", 0.01)
-    one = dry_run._speed(plan("hardware=cpu", "hardware.workers=1"))
+    one = dry_run._speed(CostReport.of(plan("hardware=cpu", "hardware.workers=1")))
     assert 1e7 < one < 1e13
 
 
@@ -510,7 +510,8 @@ def test_the_speed_is_that_of_the_engine_that_the_run_will_take(plan, monkeypatc
 
     monkeypatch.setattr(CompiledEngine, "train", counted)
     words = ("hardware=cpu", "training.batch_size=2", "federation.clients_per_round=3")
-    assert dry_run._speed(plan(*words, "engine=compiled", "engine.compiler=null")) > 0 and set(samples) == {2}
+    report = CostReport.of(plan(*words, "engine=compiled", "engine.compiler=null"))
+    assert dry_run._speed(report) > 0 and set(samples) == {2}
 
 
 def test_the_engine_of_a_dry_run_is_asked_for_what_the_run_asks_for(plan, monkeypatch):
@@ -524,7 +525,7 @@ def test_the_engine_of_a_dry_run_is_asked_for_what_the_run_asks_for(plan, monkey
 
     monkeypatch.setattr(Eager, "build", noted)
     chosen = plan("hardware=cpu", "hardware.workers=1", "engine=eager", "mask=dst", "partition=iid")
-    dry_run._speed(chosen)
+    dry_run._speed(CostReport.of(chosen))
     build(chosen)
     assert asked[0] == asked[1] and asked[0].steps > 0 and asked[0].gradients
 
