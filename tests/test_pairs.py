@@ -8,6 +8,7 @@ from itertools import combinations, product
 import pytest
 import torch
 
+from fedspa.core.errors import UserError
 from fedspa.core.paths import config_dir
 from fedspa.planning.cost_report import CostReport
 from fedspa.runs.assembly import build
@@ -26,6 +27,8 @@ PARTS = {
     "proximal": ["training.proximal=0.1"],
 }
 PAIRS = [pair for one, other in combinations(PARTS.values(), 2) for pair in product(one, other)]
+WITHOUT_CHANNELS = [("mask=channels", "personal_layers=body"), ("mask=channels", "personal_layers=norm")]
+"""Pairs that leave no channels of the model below to cut: personal layers stay whole."""
 NEEDED = {
     "mask=nm": ("layer_sparsity=uniform",),
     "mask=snip": ("mask.scope=tensor",),
@@ -39,7 +42,13 @@ TOY = (
 )
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids="+".join)
+@pytest.mark.parametrize("pair", WITHOUT_CHANNELS, ids="+".join)
+def test_channels_that_are_all_personal_cannot_be_cut(plan, pair):
+    with pytest.raises(UserError, match="no channels.*personal layers stay whole"):
+        build(plan("method=fedspa", *pair, *TOY))
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair not in WITHOUT_CHANNELS], ids="+".join)
 def test_two_parts_run_together(plan, pair):
     masked = any(word.startswith("mask=") for word in pair)
     needed = [word for part in pair for word in NEEDED.get(part, ())]

@@ -66,6 +66,7 @@ def toy(config: DictConfig) -> DictConfig:
                 "federation": {"rounds": 1, "clients": 4, "clients_per_round": 2},
                 "training": {"batch_size": 12},
                 "hardware": {"workers": 1},
+                "eval": {"final_rounds": 1},
             }
         )
     return small

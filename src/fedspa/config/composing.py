@@ -107,15 +107,15 @@ def _hydra_with_our_conf() -> Iterator[None]:
 
 
 def as_words(settings: Mapping[str, Any]) -> list[str]:
-    """Settings by name in the form of the command line. A dict sets several settings of a section.
+    """Settings by name in the form of the command line. A dict sets several settings of a section, an empty one none.
 
     Raises `UserError` for a value that a config cannot contain.
     """
     words = []
     for name, value in settings.items():
-        items = {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, Mapping) else {}
-        for key, item in (items or {name: value}).items():
-            words.append(f"{key}={_spelled(key, item)}")
+        own = isinstance(value, Mapping) and name not in ELSEWHERE
+        items = {f"{name}.{key}": item for key, item in value.items()} if own else {name: value}
+        words += [f"{key}={_spelled(key, item)}" for key, item in items.items()]
     return words
 
 
