@@ -148,6 +148,8 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
         ("dataset.mean=[a]", "dataset.mean[0]=a is not a number."),
         ("hardware.threads=2.5", "hardware.threads=2.5 is not a whole number."),
         ("hardware.precision=16", "hardware.precision=16 is not known: valid are 32-true, 64-true,"),
+        ("dataset.augmentation.flip=2", "dataset.augmentation.flip=2 is not true or false."),
+        ("hardware.deterministic=2", "hardware.deterministic=2 is not true or false."),
         ("dataset.augmentation.flip=twice", "dataset.augmentation.flip=twice is not true or false."),
         ("training.lr=inf", "training.lr=inf is not a finite number: it must be more than 0."),
         ("training.lr=nan", "training.lr=nan is not a finite number: it must be more than 0."),

@@ -100,17 +100,19 @@ def build(
     try:
         typed = OmegaConf.merge(OmegaConf.structured(schema), options)
         plain: dict[str, Any] = OmegaConf.to_container(typed)  # type: ignore[assignment]
-        _check_lists(where, plain)
+        _check_forms(where, plain, options)
         return OmegaConf.to_object(typed), plain
     except OmegaConfBaseException as error:
         raise explain(error, where, config) from error
 
 
-def _check_lists(where: str, typed: dict[str, Any]) -> None:
-    """Raise `UserError` for a list in a list, which OmegaConf lets pass."""
+def _check_forms(where: str, typed: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raise `UserError` for errors that OmegaConf lets pass: a number as a boolean, and a list in a list."""
     for key, value in typed.items():
-        name = f"{where}.{key}" if where else key
-        if isinstance(value, dict):
-            _check_lists(name, value)
+        raw, name = given.get(key, value), f"{where}.{key}" if where else key
+        if isinstance(value, dict) and isinstance(raw, dict):
+            _check_forms(name, value, raw)
+        elif isinstance(value, bool) and not isinstance(raw, bool):
+            raise UserError(f"{name}={written(raw)} is not true or false.")
         elif isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
-            raise UserError(f"{name}={written(value)} is not a plain list, which is written as [a,b].")
+            raise UserError(f"{name}={written(raw)} is not a plain list, which is written as [a,b].")
