@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import AnyNode, BooleanNode, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedspa.config.checking import (
@@ -146,6 +146,7 @@ def register(settings: type[Config] = Config) -> None:
     for open_ended in (*groups, schema.training.optimizer_options):
         # Hydra would refuse options that no YAML mentions; `check` and the optimizer check all options.
         OmegaConf.set_struct(open_ended, False)
+    _leave_switches_to_check(schema)
     register_plugins(config_dir())
     ConfigStore.instance().store(name="schema", node=schema)
     OmegaConf.register_new_resolver("project_root", lambda: str(project_root()), replace=True)
@@ -155,6 +156,16 @@ def register(settings: type[Config] = Config) -> None:
         "file_name", lambda name: file_name([str(name).replace("/", "--")]), replace=True
     )
     OmegaConf.register_new_resolver("used_sparsity", _used_sparsity, replace=True)
+
+
+def _leave_switches_to_check(node: DictConfig) -> None:
+    """Let Hydra accept anything for the schema's booleans. It would turn 2 into true without an error."""
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, BooleanNode):
+            node._content[key] = AnyNode(child._value(), key=key, parent=node)  # type: ignore[index]
+        elif isinstance(child, DictConfig):
+            _leave_switches_to_check(child)
 
 
 def _used_sparsity(*, _root_: DictConfig) -> float:
