@@ -40,10 +40,10 @@ def composed(
     nodes = nodes or {}
     _check(words, nodes)
     # An option of these two groups may set other groups and sections too, and must not do so here.
-    left_out = [f"~{group}" for group in ("dataset", "method") if group in nodes]
+    removed = [f"~{group}" for group in ("dataset", "method") if group in nodes]
     register()
     with _hydra_with_our_conf():
-        whole = hydra.compose("config", [*left_out, *defaults, *words], return_hydra_config=True)
+        whole = hydra.compose("config", [*removed, *defaults, *words], return_hydra_config=True)
     for group, node in nodes.items():
         OmegaConf.update(whole, group, dict(node), merge=False)
     config = whole.copy()

@@ -107,7 +107,7 @@ class Examples(ABC):
         return Batch(batch.inputs, batch.targets, part[:, 0])
 
     def filled_up(self, part: torch.Tensor) -> Batch:
-        """The same of a part in which a row of -1 only fills up: its input is any, its target `IGNORED` or NaN."""
+        """The examples of a part. Rows of -1 only fill it up: with any inputs, and targets `IGNORED` or NaN."""
         batch = self.planned(part.clamp(min=0))
         fills = (part[:, 0] < 0).view(-1, *(1 for _ in batch.targets.shape[1:]))
         return Batch(batch.inputs, batch.targets.masked_fill(fills, math.nan if self.of_numbers else IGNORED))

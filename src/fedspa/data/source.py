@@ -149,7 +149,7 @@ class Source(ABC):
         return True
 
     def described(self, group_by: str | None) -> Source:
-        """The same source with every fact stated, read from the data where the config left it open.
+        """This source with every fact stated, read from the data where the config left it open.
 
         group_by: the column that the partition goes by. Raises `UserError` where the data cannot be had.
         """

@@ -43,7 +43,7 @@ class TableSource(Source):
     path: str | None = None
     """A folder of files, one file, or an archive."""
     fingerprint: str = ""
-    """Of the names and sizes of all files that are read; read from `path`. Another one is another data set."""
+    """A hash of the names and sizes of all files that are read. Another fingerprint is another data set."""
     hub: str | None = None
     """Without a path: the data set's name on the Hugging Face hub, organisation/name."""
     subset: str | None = None
@@ -56,11 +56,11 @@ class TableSource(Source):
     test_split: str | None = None
     """null: test or validation, whichever there is; none: a share of the training split is held out."""
     test_fraction: float = 0.2
-    """That share, taken from each class, or from each group if there is a `group_by`."""
+    """The share that is held out, taken from each class, or from each group if there is a `group_by`."""
     group_by: str | None = None
     """A column, such as the writer, that natural partitions go by; null: the one that partition.column names."""
     data_seed: int = 0
-    """Of the held-out share, and of which `train_rows` are used. Not the run's: all its seeds share one data set."""
+    """The seed of the held-out share and of `train_rows`. It is not the run's: all its seeds share one data set."""
 
     FACTS: ClassVar[tuple[str, ...]] = ("outputs", "train_size", "test_size", "test_split")
     """The fields and properties that the data decides."""

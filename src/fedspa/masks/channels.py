@@ -16,6 +16,7 @@ import torch
 
 from fedspa.core.channels import Channels
 from fedspa.core.errors import UserError, check_choice
+from fedspa.core.randomness import uniform
 from fedspa.masks.dst import DST
 from fedspa.masks.search_input import SearchInput
 from fedspa.masks.select import drop_and_grow, whole
@@ -109,7 +110,7 @@ class ChannelDST(Widths, DST):
             assert search.gradient is not None
             return channels.sums(search.space.tensors, search.gradient.square())
         if self.regrow == "random":
-            return torch.rand(channels.total, generator=search.generator).to(search.weights)
+            return uniform(channels.total, search.generator, search.weights)
         ranks = [(search.round - torch.arange(size)) % size for size in channels.groups]
         return torch.cat(ranks).to(search.weights)
 

@@ -188,7 +188,7 @@ def _link(run: Path, page: Path) -> str:
 
 
 def _svg(picture: Picture) -> bytes:
-    """The same figure gives the same bytes."""
+    """A figure as SVG. Its bytes depend on the figure alone."""
     from matplotlib import rc_context
 
     file = BytesIO()

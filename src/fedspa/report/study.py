@@ -195,7 +195,7 @@ def _row_order(row: Row) -> Any:
 
 
 def _data_order(setting: Setting) -> Any:
-    """As in the paper: the even partition first, then from even to uneven ones."""
+    """Sorts partitions from even to uneven, as the paper does: the even one first."""
     known = list(labels.DATASETS)
     place = known.index(setting.dataset) if setting.dataset in known else len(known)
     amount, _ = in_order(setting.partition.split()[-1])

@@ -25,8 +25,8 @@ class Layout:
             piece.permute(0, 2, 3, 1).flatten() if piece.dim() == 4 else piece.flatten()
             for _, piece in space.items(torch.arange(self.total, dtype=torch.int32))
         ]
-        self._order = torch.cat(places).to(device)
-        self._back = torch.cat(places).argsort().to(device, torch.int32)
+        order = torch.cat(places)
+        self._order, self._back = order.to(device), order.argsort().to(device, torch.int32)
 
     def ordered(self, vector: torch.Tensor) -> torch.Tensor:
         """A copy of a vector [total] in this order."""
