@@ -116,6 +116,16 @@ def test_rows_are_methods_and_settings_are_data_in_the_papers_order(tmp_path: Pa
     assert all(len(study.runs(row, setting)) == 1 for row in study.rows for setting in study.settings)
 
 
+def test_partitions_of_a_data_set_stand_together(tmp_path: Path) -> None:
+    for dataset in ("b.csv", "a.csv"):
+        for name in ("iid", "column"):
+            make_run(
+                tmp_path / f"{dataset}-{name}", {"local": [1]}, dataset=dataset, partition={"name": name}
+            )
+    labels = [setting.label for setting in study_of(tmp_path).settings]
+    assert labels == ["a.csv, IID", "a.csv, column", "b.csv, IID", "b.csv, column"]
+
+
 def test_a_methods_public_rows_make_no_other_data(tmp_path: Path) -> None:
     for method, fraction in (("fedmd", "0.1"), ("fedavg", "0.0")):
         make_run(tmp_path / method, {"local": [1]}, method=method, mask="none")
