@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -16,6 +17,7 @@ from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -25,8 +27,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedspa.config.composing import parsed
-from fedspa.config.plan import Plan, check, register
+from fedspa.config.plan import Plan, check
 from fedspa.config.recorded import KEYS, repeating
+from fedspa.config.schema import register
 from fedspa.core.errors import UserError, nearest
 from fedspa.core.explaining import explain
 from fedspa.core.launch import launched
@@ -69,6 +72,7 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
         register_studies()
         shown = (usage or "").strip().replace("$", "$$")  # Hydra reads it as a template
         OmegaConf.register_new_resolver("usage", lambda: shown, replace=True)
+        OmegaConf.register_new_resolver("choices", _choices, replace=True)
         if sweeping and (ranks := launched().size) > 1:
             raise UserError(
                 f"-m starts runs one after another, but here are {ranks} ranks for one run: leave out one."
@@ -96,6 +100,12 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
     except OSError as error:  # from making the folder of a run
         return report(unwritable(error), show_traceback)
     return 0
+
+
+def _choices(group: str) -> str:
+    """The options of a group of the config, as `--help` lists them."""
+    options = GlobalHydra.instance().config_loader().get_group_options(group)
+    return textwrap.fill(", ".join(options), width=100, subsequent_indent="  ")
 
 
 def _job(task: Task, show_traceback: bool) -> Callable[[DictConfig], None]:
