@@ -154,7 +154,11 @@ def _method(run: Run) -> tuple[str, str]:
 
 def _name(run: Run) -> str:
     method, mask = (
-        labels.component({"name": run.summary[group], **(run.config.get(group) or {})})
+        labels.component(
+            group,
+            {"name": run.summary[group], **(run.config.get(group) or {})},
+            run.config.get("trusted_packages", []),
+        )
         for group in ("method", "mask")
     )
     return method if run.summary["mask"] == "none" else f"{method} ({mask})"
