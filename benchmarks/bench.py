@@ -39,14 +39,15 @@ def federation(*overrides: str, launch: Launch = ALONE, group: RankGroup | None 
     """A federation by the words of src/train.py; it writes no files. `group`: the launch's ranks, joined."""
     from hydra import compose, initialize_config_dir
 
-    from fedspa.config import plan as config
+    from fedspa.config.plan import check
+    from fedspa.config.schema import register
     from fedspa.core.paths import config_dir
     from fedspa.runs import assembly
 
-    config.register()
+    register()
     fixed = ["logger=none", "federation.rounds=50000", "dataset.least_test_share=0"]
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return assembly.build(config.check(compose("config", overrides=[*fixed, *overrides])), launch, group)
+        return assembly.build(check(compose("config", overrides=[*fixed, *overrides])), launch, group)
 
 
 class PlainLeNet5(nn.Sequential):

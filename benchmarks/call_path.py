@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 
-from fedspa.config.plan import check, register
+from fedspa.config.plan import check
+from fedspa.config.schema import register
 from fedspa.core.paths import config_dir
 from fedspa.masks.dst import DST
 from fedspa.masks.search_input import SearchInput

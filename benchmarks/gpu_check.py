@@ -25,7 +25,7 @@ import gpu_fast
 import gpu_right
 from gpu_base import Check, Options, Wrong
 
-from fedspa.config.plan import register
+from fedspa.config.schema import register
 
 CHECKS: list[Check] = [*gpu_right.CHECKS, *gpu_fast.CHECKS, *gpu_accurate.CHECKS]
 PARTS = ("right", "fast", "accurate")

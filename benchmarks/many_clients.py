@@ -82,13 +82,14 @@ def measure(overrides: list[str]) -> dict[str, Any]:
     begin = time.perf_counter()
     from hydra import compose, initialize_config_dir
 
-    from fedspa.config import plan as config
+    from fedspa.config.plan import check
+    from fedspa.config.schema import register
     from fedspa.core.paths import config_dir
     from fedspa.runs.experiment import run
 
-    config.register()
+    register()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        plan = config.check(compose("config", overrides))
+        plan = check(compose("config", overrides))
     watch = Stopwatch()
     plan.loggers["stopwatch"] = watch
     with tempfile.TemporaryDirectory() as folder:

@@ -11,7 +11,8 @@ import hypothesis
 import pytest
 from omegaconf import DictConfig
 
-from fedspa.config.plan import Plan, check, register
+from fedspa.config.plan import Plan, check
+from fedspa.config.schema import register
 from fedspa.core.paths import config_dir
 from fedspa.kernels import building
 from fedspa.studies.jobs import register_studies

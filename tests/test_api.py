@@ -123,7 +123,7 @@ def test_keywords_and_words_make_the_same_run(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_folder_gets_one_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedspa.config.plan.project_root", lambda: tmp_path)
+    monkeypatch.setattr("fedspa.config.schema.project_root", lambda: tmp_path)
     folders = {toy(None, name="mine").folder for _ in range(2)}
     assert len(folders) == 2
     for folder in folders:

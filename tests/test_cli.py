@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_dir
 
 from fedspa.__main__ import main as by_name
 from fedspa.cli import main
-from fedspa.config.plan import register
+from fedspa.config.schema import register
 from fedspa.core.errors import UserError, nearest
 from fedspa.core.paths import config_dir
 

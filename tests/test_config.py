@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedspa.config.network import build_model
-from fedspa.config.plan import ONE_EACH
+from fedspa.config.schema import ONE_EACH
 from fedspa.core.errors import UserError
 from fedspa.core.paths import config_dir
 from fedspa.training.hardware import Hardware
@@ -182,8 +182,8 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
             "_target_=fedspa.core.errors.nearest is not a class of fedspa.",
         ),
         (
-            "mask._target_=fedspa.config.plan.Path",
-            "mask._target_=fedspa.config.plan.Path is not a class of fedspa.",
+            "mask._target_=fedspa.config.schema.Path",
+            "mask._target_=fedspa.config.schema.Path is not a class of fedspa.",
         ),
         ("mask._target_=fedspa.masks.dts.DST", "No module named 'fedspa.masks.dts'"),
         ("mask._target_=fedspa.methods.fedavg.FedAvg", "it must be a MaskSearcher of fedspa.masks.base."),

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from PIL import Image
 
-from fedspa.config.plan import register
+from fedspa.config.schema import register
 from fedspa.core.errors import UserError
 from fedspa.data.digits import Digits
 from fedspa.data.images import PublishedImages

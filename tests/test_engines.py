@@ -28,7 +28,8 @@ from tape import TapeCaptures
 from torch import nn
 from torch._dynamo.utils import counters
 
-from fedspa.config.plan import check, register
+from fedspa.config.plan import check
+from fedspa.config.schema import register
 from fedspa.core.client import Proximal, Trained
 from fedspa.core.errors import UserError
 from fedspa.core.paths import config_dir

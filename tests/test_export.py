@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 import fedspa.export.command
 import fedspa.export.runs
 import fedspa.runs.experiment
-from fedspa.config.plan import check, register
+from fedspa.config.plan import check
+from fedspa.config.schema import register
 from fedspa.core.paths import config_dir
 from fedspa.export.formats import as_onnx, as_safetensors, as_torch
 from fedspa.export.stored_run import StoredRun

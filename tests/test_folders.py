@@ -13,7 +13,7 @@ import hydra.core.utils
 import pytest
 
 from fedspa.cli import main
-from fedspa.config import plan as config
+from fedspa.config import schema
 from fedspa.core.file_names import LONGEST_NAME, file_name
 from fedspa.runs.folders import new_folder
 
@@ -66,7 +66,7 @@ def test_runs_that_start_in_the_same_second_get_folders_of_their_own(
 ) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    monkeypatch.setattr(config, "project_root", lambda: tmp_path)
+    monkeypatch.setattr(schema, "project_root", lambda: tmp_path)
     clock = SimpleNamespace(now=lambda: datetime(2026, 1, 2, 3, 4, 5))
     monkeypatch.setattr(hydra.core.utils, "datetime", clock)
     folders: list[Path] = []

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from test_resume import ONE, TINY
 
 from fedspa.cli import main
-from fedspa.config import plan as config
+from fedspa.config import schema
 from fedspa.config.plan import Plan
 from fedspa.config.recorded import recorded_plan, repeating
 from fedspa.core.errors import UserError
@@ -68,7 +68,7 @@ def test_a_repeated_run_leaves_the_same_bytes(run: Path, command: Command, tmp_p
 def test_each_way_to_name_the_folder_repeats_the_run_in_the_projects_outputs(
     run: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    monkeypatch.setattr(config, "project_root", lambda: tmp_path)
+    monkeypatch.setattr(schema, "project_root", lambda: tmp_path)
     seen: list[tuple[Plan, Path]] = []
     assert command(lambda plan, folder: seen.append((plan, folder)), option.format(run)) == 0
     (plan, folder), recorded = seen[0], recorded_plan(run / "config.yaml")

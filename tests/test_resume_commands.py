@@ -16,7 +16,7 @@ from test_resume import ONE, ROOT, TINY, files, rows, saved_round
 
 from fedspa.checkpoints import resuming
 from fedspa.cli import main
-from fedspa.config import plan as config
+from fedspa.config import schema
 from fedspa.core.server import Aggregate
 from fedspa.federated.aggregation import Aggregator
 from fedspa.runs.experiment import run
@@ -28,7 +28,7 @@ Command = Callable[..., int]
 @pytest.fixture
 def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder outputs/ of a project that has nothing in it yet."""
-    for module in (config, resuming):
+    for module in (schema, resuming):
         monkeypatch.setattr(module, "project_root", lambda: tmp_path)
     return tmp_path / "outputs"
 

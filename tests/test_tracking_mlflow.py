@@ -135,6 +135,25 @@ def test_events_are_counted_and_a_round_without_training_has_no_loss(
     assert points("train/loss") == [(1, 1), (2, 0.5)]
 
 
+def test_the_page_opens_on_accuracy_also_when_the_first_rounds_are_not_tested(
+    tmp_path: Path, client: MlflowClient
+) -> None:
+    trackers = begun(tmp_path)
+    for round in range(1, 5):
+        trackers.round(run_record(round, evaluated=round > 2))
+        Mirror(tmp_path).sync()
+    trackers.finish(run_result())
+    run = last_run(client)
+    shown = list(run.data.metrics)
+    scores = [name for name in shown if name.startswith("accuracy/")]
+    assert len(scores) == 21 and shown[:21] == sorted(scores)
+    results = [name for name in shown if name.startswith("final/")]
+    assert shown[-len(results) :] == sorted(results)
+    points = client.get_metric_history(run.info.run_id, "accuracy/personal")
+    assert [(point.step, point.value) for point in points if point.value == point.value] == [(3, 43), (4, 44)]
+    assert [point.step for point in points] == [1, 3, 4]
+
+
 def test_weights_go_up_on_request(tmp_path: Path, client: MlflowClient) -> None:
     finished_run(tmp_path, save={"upload_weights": True})
     files = {file.path for file in client.list_artifacts(last_run(client).info.run_id)}

@@ -27,8 +27,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedspa.config.composing import parsed
-from fedspa.config.plan import Plan, check, register
+from fedspa.config.plan import Plan, check
 from fedspa.config.recorded import KEYS, repeating
+from fedspa.config.schema import register
 from fedspa.core.errors import UserError, nearest
 from fedspa.core.explaining import explain
 from fedspa.core.launch import launched

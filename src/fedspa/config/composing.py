@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fedspa.config.plan import ONE_EACH, register
+from fedspa.config.schema import ONE_EACH, register
 from fedspa.core.errors import UserError, nearest, written
 from fedspa.core.explaining import left_out
 from fedspa.core.paths import config_dir

@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import AnyNode, BooleanNode, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedspa.config.checking import (
@@ -24,14 +22,12 @@ from fedspa.config.checking import (
     check_personal_layers,
     moves_by_itself,
 )
+from fedspa.config.schema import ONE_EACH, SEVERAL
 from fedspa.config.unused import leave_out
-from fedspa.core.components import build, component, find_class
+from fedspa.core.components import build, component
 from fedspa.core.errors import UserError, check_range
 from fedspa.core.explaining import explain, left_out
-from fedspa.core.file_names import file_name
 from fedspa.core.identity import config_hash
-from fedspa.core.paths import config_dir, project_root
-from fedspa.core.plugin_packages import register_plugins
 from fedspa.core.records import ACCURACY
 from fedspa.core.settings import Config
 from fedspa.layer_sparsity.flow import check_total, counts_with_flow
@@ -48,19 +44,6 @@ if TYPE_CHECKING:
     from fedspa.training.choice import EngineChoice
     from fedspa.training.hardware import Hardware
 
-ONE_EACH = (
-    "dataset",
-    "partition",
-    "layer_sparsity",
-    "mask",
-    "server_optimizer",
-    "method",
-    "hardware",
-    "engine",
-)
-"""Groups with one component each."""
-SEVERAL = ("metrics", "loggers")
-"""Parts of the config with any number of components, by name."""
 OF_NUMBERS = {
     "mse": "fedspa.metrics.mse.MeanSquaredError",
     "mae": "fedspa.metrics.mae.MeanAbsoluteError",
@@ -137,44 +120,6 @@ class Plan:
     def config_hash(self) -> str:
         """A hash that is equal for runs that must give equal results."""
         return config_hash(self.resolved)
-
-
-def register(settings: type[Config] = Config) -> None:
-    """Register the schema and the resolvers of conf/ with Hydra and OmegaConf."""
-    schema = OmegaConf.structured(settings)
-    groups = [schema[group] for group in ("model", *ONE_EACH, *SEVERAL)]
-    for open_ended in (*groups, schema.training.optimizer_options):
-        # Hydra would refuse options that no YAML mentions; `check` and the optimizer check all options.
-        OmegaConf.set_struct(open_ended, False)
-    _leave_switches_to_check(schema)
-    register_plugins(config_dir())
-    ConfigStore.instance().store(name="schema", node=schema)
-    OmegaConf.register_new_resolver("project_root", lambda: str(project_root()), replace=True)
-    OmegaConf.register_new_resolver("times", lambda one, other: one * other, replace=True)
-    OmegaConf.register_new_resolver("last_part", lambda path: Path(str(path or "folder")).name, replace=True)
-    OmegaConf.register_new_resolver(
-        "file_name", lambda name: file_name([str(name).replace("/", "--")]), replace=True
-    )
-    OmegaConf.register_new_resolver("used_sparsity", _used_sparsity, replace=True)
-
-
-def _leave_switches_to_check(node: DictConfig) -> None:
-    """Let Hydra accept anything for the schema's booleans. It would turn 2 into true without an error."""
-    for key in node:
-        child = node._get_node(key)
-        if isinstance(child, BooleanNode):
-            node._content[key] = AnyNode(child._value(), key=key, parent=node)  # type: ignore[index]
-        elif isinstance(child, DictConfig):
-            _leave_switches_to_check(child)
-
-
-def _used_sparsity(*, _root_: DictConfig) -> float:
-    """The sparsity in a run's name: 0 for a method that trains dense."""
-    try:
-        method = find_class("method", _root_.method.get("_target_"), _root_.trusted_packages)
-    except (UserError, TypeError):  # `check` reports it
-        return _root_.sparsity
-    return _root_.sparsity if method.uses_sparsity else 0.0
 
 
 def check(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Plan:

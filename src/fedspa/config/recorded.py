@@ -19,7 +19,8 @@ from yaml import YAMLError
 
 from fedspa import __version__
 from fedspa.config.checking import check_objects
-from fedspa.config.plan import ONE_EACH, SEVERAL, Plan, check
+from fedspa.config.plan import Plan, check
+from fedspa.config.schema import ONE_EACH, SEVERAL
 from fedspa.core.errors import UserError, brief
 from fedspa.core.identity import CONFIG_HASH
 from fedspa.core.paths import config_dir

@@ -74,11 +74,16 @@ def costs(total: Costs, dense: Costs) -> dict[str, int | None]:
     return {**own, FLOPS_DENSE: dense.flops, TRAFFIC_DENSE: dense.traffic_bytes}
 
 
+def score_columns(kinds: Iterable[str], metrics: Iterable[str]) -> list[str]:
+    """The columns of rounds.csv that are empty where a round is not tested."""
+    return [score(metric, kind, part) for metric in metrics for kind in kinds for part in STATISTICS]
+
+
 def round_columns(kinds: Iterable[str], metrics: Iterable[str], extras: Iterable[str]) -> list[str]:
     """The columns of rounds.csv."""
     return [
         "round",
-        *(score(metric, kind, part) for metric in metrics for kind in kinds for part in STATISTICS),
+        *score_columns(kinds, metrics),
         *(train(name) for name in ("loss", "learning_rate", "samples", "participants", *extras)),
         *costs(Costs(), Costs()),
         *(f"round_cost/{name}" for name in OF_A_ROUND),

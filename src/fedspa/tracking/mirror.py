@@ -9,9 +9,10 @@ store before it sends anything again. No failure of the store touches a run that
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,7 @@ class Mirror:
             run = self._run(self._client, about)
             reached = {metric.key: metric.step for metric in run.data.to_proto().metrics}
             start = run.info.start_time or 0
-            self._send_rounds(self._client, run.info.run_id, start, reached)
+            self._send_rounds(self._client, run.info.run_id, start, reached, about.get("scores", []))
             if about["status"] != "RUNNING":
                 self._end(self._client, run.info.run_id, about, reached)
                 self._confirm(end=about["end"])
@@ -158,21 +159,35 @@ class Mirror:
         new = [Param(key, value) for key, value in params.items() if key not in run.data.params]
         client.log_batch(run.info.run_id, params=new)
 
-    def _send_rounds(self, client: MlflowClient, run_id: str, start: int, reached: Mapping[str, int]) -> None:
-        """Send the rounds after the last confirmed one; of those without an answer only what the store lacks."""
+    def _send_rounds(
+        self,
+        client: MlflowClient,
+        run_id: str,
+        start: int,
+        reached: Mapping[str, int],
+        scores: Sequence[str],
+    ) -> None:
+        """Send the rounds after the last confirmed one; of those without an answer only what the store lacks.
+
+        A run's page lists values in the order in which they first came, so the first round has all `scores`: NaN where
+        it is not tested.
+        """
         from mlflow.entities import Metric
 
         last = self.confirmed["round"]
         self._waiting += [row for row in self._rounds.new() if row[0] > last]
         if not self._waiting:
             return
+        if not reached:
+            round, seconds, values = self._waiting[0]
+            self._waiting[0] = round, seconds, {**dict.fromkeys(scores, math.nan), **values}
         points = [
             Metric(key, value, start + int(1000 * seconds), round)
             for round, seconds, values in self._waiting
             for key, value in _named(values).items()
             if round > reached.get(key, 0)
         ]
-        points.sort(key=lambda point: point.key)  # a run's page lists them in this order: accuracy first
+        points.sort(key=lambda point: point.key)  # accuracy first
         client.log_batch(run_id, metrics=points)
         self._confirm(round=self._waiting[-1][0])
         self._waiting.clear()
@@ -194,7 +209,7 @@ class Mirror:
             tags |= described(run_id, about["tags"][NOTE], summary)
             values = _named(final_metrics(summary))
         step = self.confirmed["round"]
-        results = [Metric(key, values[key], about["end"], step) for key in values.keys() - reached]
+        results = [Metric(key, values[key], about["end"], step) for key in sorted(values.keys() - reached)]
         calls: dict[str, Callable[[], object]] = {
             "results": partial(client.log_batch, run_id, results, tags=[RunTag(*tag) for tag in tags.items()])
         }

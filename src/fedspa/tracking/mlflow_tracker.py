@@ -15,6 +15,7 @@ from uuid import uuid4
 from fedspa.core.errors import UserError
 from fedspa.core.files import write_whole
 from fedspa.core.limits import Limited, limited
+from fedspa.core.names import score_columns
 from fedspa.core.records import RoundRecord, RunInfo, RunResult
 from fedspa.tracking.mirror import ABOUT, Mirror
 from fedspa.tracking.page import PARENT, tags
@@ -75,6 +76,7 @@ class MLflowTracker(Limited):
                 "dataset": info.names.get("dataset", ""),
                 "source": str(dataset.get("path") or dataset.get("hub") or "fedspa"),
                 "partition": info.partition_hash,
+                "scores": score_columns(info.kinds, info.metrics),
                 "weights": bool(info.config.get("save", {}).get("upload_weights", False)),
             }
             self._open = True
