@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from federations import engine, pixels, random_images, train
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedspa.communication.wire import Envelope, Message, decode, encode
@@ -156,6 +157,22 @@ def test_a_mask_of_single_weights_trains_the_whole_network():
     space, units, whole, narrow = engines("lenet5")
     mask = torch.cat([piece.sort().values for piece in space.split(space.mask_of(units).double())])
     assert torch.equal(one_epoch(narrow, mask), one_epoch(whole, mask))
+
+
+def test_the_values_of_a_mask_are_read_at_once():
+    """A GPU waits for each value that is read alone."""
+    space, units, _, narrow = engines("vgg11")
+    mask, read = space.mask_of(units).double(), []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            read.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    with Watched():
+        places = narrow._places(mask)
+    assert torch.equal(places, mask.nonzero().squeeze(1))
+    assert not {"aten::_local_scalar_dense", "aten::equal"} & set(read)
 
 
 def test_channels_that_must_agree_are_one_unit():

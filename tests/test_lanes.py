@@ -24,7 +24,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from fedspa.core import transfers
-from fedspa.core.client import Proximal
+from fedspa.core.client import Mixture, Proximal
 from fedspa.core.errors import UserError
 from fedspa.core.settings import FaultSettings, TrainingSettings
 from fedspa.core.transfers import Reads, joined, parted
@@ -136,6 +136,13 @@ class Stream:
     def wait_stream(self, other: Stream) -> None:
         self.log.append(f"{self.name} waits for {other.name}")
 
+    def wait_event(self, event: str) -> None:
+        self.log.append(f"{self.name} waits for {event}")
+
+    def record_event(self) -> str:
+        self.log.append(f"{self.name} is done")
+        return f"{self.name}'s work"
+
 
 def test_lanes_begin_after_the_main_stream_which_goes_on_after_all_of_them(monkeypatch):
     log: list[str] = []
@@ -160,6 +167,25 @@ def test_lanes_begin_after_the_main_stream_which_goes_on_after_all_of_them(monke
     with pytest.raises(ZeroDivisionError):
         made.in_lanes([lambda: 1 / 0])
     assert log == [*before, "in a", *after]
+
+
+@pytest.mark.parametrize("work", ["outputs", "mixture", "full_gradient"])
+def test_lanes_use_the_network_of_the_eager_engine_one_after_another(monkeypatch, work):
+    made = lanes(2)(engine(network(), AUGMENTED, TrainingSettings(batch_size=4)))
+    log: list[str] = []
+    first, second = (
+        lane._replace(stream=Stream(name, log)) for name, lane in zip("ab", made._lanes, strict=True)
+    )
+    load = made._eager.module.load
+    monkeypatch.setattr(made._eager.module, "load", lambda weights: log.append("load") or load(weights))
+    weights, rows = made.weights, torch.arange(4)
+    for made._lane in (first, second):
+        if work == "mixture":
+            made.predict(Mixture(weights, weights, 0.5), AUGMENTED, rows, 4)
+        else:
+            getattr(made, work)(weights, rows)
+    loads = ["load"] * (2 if work == "mixture" else 1)
+    assert log == [*loads, "a is done", "b waits for a's work", *loads, "b is done"]
 
 
 class Graphs(TapeCaptures):

@@ -18,6 +18,7 @@ import torch
 from federations import small
 from test_resume import TINY, saved_round
 
+from fedspa.core import transfers
 from fedspa.core.client_state import ClientState
 from fedspa.core.errors import UserError
 from fedspa.core.launch import ALONE, Launch, launched
@@ -168,6 +169,24 @@ def test_a_rank_that_dies_ends_the_others(in_ranks):
 
     told, silent = in_ranks(2, work)
     assert isinstance(told, RankLost) and silent is None
+
+
+@pytest.mark.parametrize(("step", "others"), [("joined", torch.OutOfMemoryError), ("parted", RankLost)])
+def test_a_rank_without_memory_for_tensors_says_so(in_ranks, monkeypatch, step, others):
+    """It tells all ranks if it cannot send; if it cannot receive, the others notice that it is gone."""
+    monkeypatch.setattr(pickling, "APART", "cpu")
+
+    def fail(*tensors: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def work(group: RankGroup) -> Any:
+        if group.rank == 1:
+            monkeypatch.setattr(transfers, step, fail)
+        with group.synchronised():
+            group.gather(torch.arange(3.0))
+
+    first, second = in_ranks(2, work)
+    assert isinstance(second, torch.OutOfMemoryError) and isinstance(first, others)
 
 
 def test_what_one_rank_raises_all_raise(in_ranks):

@@ -35,6 +35,7 @@ class NM(Annealed):
     n: int = 2
     m: int = 4
 
+    label: ClassVar[str] = "N:M"
     initial: ClassVar[str] = "same"  # type: ignore[misc]  # no mask is drawn: not a setting
 
     needs_gradient = True

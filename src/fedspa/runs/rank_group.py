@@ -21,6 +21,7 @@ import torch
 from fedspa.core import transfers
 from fedspa.core.errors import UserError, brief
 from fedspa.core.launch import Launch, environment_of
+from fedspa.core.out_of_memory import ran_out
 from fedspa.runs import pickling
 from fedspa.runs.interruption import Interruptions
 from fedspa.runs.pickling import pack, portable, unpack
@@ -83,7 +84,7 @@ class RankGroup:
             with self.droppable() if interruptible and self.size == 1 else nullcontext():
                 yield
         except BaseException as raised:
-            if raised is self._agreed or isinstance(raised, RankLost):
+            if raised is self._agreed or self._lost:
                 raise
             error = raised
         if error is None and interruptible:
@@ -93,7 +94,8 @@ class RankGroup:
     def gather(self, item: T, failure: Failure | None = None) -> list[T]:
         """The item of each rank, by rank. If a rank has a failure, all ranks raise its error.
 
-        An error is raised before a signal.
+        An error is raised before a signal. A rank without memory for its own tensors has a failure. Without memory for
+        those of others it raises the error alone, and the group ends.
         """
         if self.size == 1:
             if failure:
@@ -103,12 +105,18 @@ class RankGroup:
         word = failure and failure._replace(error=portable(failure.error, f"rank {self.rank}"))
         apart: list[torch.Tensor] = []
         packed = pack((item, word), apart)
+        try:
+            own = transfers.joined(apart) if apart else torch.empty(0)  # before others wait for it
+        except RuntimeError as error:
+            return self.gather(None, failure or Failure(error))  # type: ignore[arg-type]
         words: list[Any] = [None] * self.size
         try:
             torch.distributed.all_gather_object(words, (packed, [(t.dtype, t.shape) for t in apart]))
-            tensors = [self._sent(apart, kinds, rank) for rank, (_, kinds) in enumerate(words)]
+            tensors = [self._sent(own, kinds, rank) for rank, (_, kinds) in enumerate(words)]
         except RuntimeError as error:
             self._lost = True
+            if ran_out(error):
+                raise
             raise RankLost(
                 "Another process of this run ended early (killed, out of memory, or its machine is gone), so that "
                 "the run cannot go on; the same command with resume=auto goes on from its last checkpoint."
@@ -125,15 +133,15 @@ class RankGroup:
             raise self._agreed
         return [item for item, _ in all_words]
 
-    def _sent(self, own: list[torch.Tensor], kinds: list[tuple[Any, Any]], source: int) -> list[torch.Tensor]:
+    def _sent(self, own: torch.Tensor, kinds: list[tuple[Any, Any]], source: int) -> list[torch.Tensor]:
         """The tensors of another rank, from its GPU to this rank's. `kinds`: their dtypes and shapes.
 
-        This rank's `own` are only sent, and nothing is returned.
+        This rank's `own`, in joined bytes, are only sent, and nothing is returned.
         """
         if not kinds:
             return []
         if source == self.rank:
-            torch.distributed.broadcast(transfers.joined(own), source)
+            torch.distributed.broadcast(own, source)
             return []
         like = [torch.empty(shape, dtype=dtype, device="meta") for dtype, shape in kinds]
         data = torch.empty(sum(each.nbytes for each in like), dtype=torch.uint8, device=pickling.APART)

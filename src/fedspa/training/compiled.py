@@ -69,6 +69,8 @@ class CompiledEngine:
             lanes: None: on CUDA as many as memory allows, elsewhere none.
         """
         self._eager, self._workload = eager, workload
+        self._used: torch.cuda.Event | None = None
+        """The end of the queued work of the eager engine."""
         self.instead_of: dict[str, str] = {}
         begin, free = time.perf_counter(), _free(eager.device)
         with compiling_afresh() if compiler else nullcontext():
@@ -132,6 +134,19 @@ class CompiledEngine:
             for stream in streams:
                 main.wait_stream(stream)
 
+    @contextmanager
+    def _eager_alone(self) -> Iterator[EagerEngine]:
+        """The eager engine. All lanes share its network, so a lane first waits until another one's work with it is
+        done."""
+        stream = self._lane.stream
+        if stream is None:
+            yield self._eager
+            return
+        if self._used is not None:
+            stream.wait_event(self._used)
+        yield self._eager
+        self._used = stream.record_event()
+
     @property
     def space(self) -> ParameterSpace:
         return self._eager.space
@@ -168,18 +183,21 @@ class CompiledEngine:
         return examples.accuracy(self.predict(weights, examples, rows, self._eager.settings.batch_size), rows)
 
     def outputs(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self._eager.outputs(weights, rows)
+        with self._eager_alone() as eager:
+            return eager.outputs(weights, rows)
 
     def predict(
         self, weights: torch.Tensor | Mixture, examples: Examples, rows: torch.Tensor, batch_size: int
     ) -> torch.Tensor:
         """The prediction for each example, [n] or [n, K], on the device; see `Engine.predict`."""
         if isinstance(weights, Mixture):
-            return self._eager.predict(weights, examples, rows, batch_size)
+            with self._eager_alone() as eager:
+                return eager.predict(weights, examples, rows, batch_size)
         return self._lane.forward.predict(weights, examples, rows, batch_size)
 
     def full_gradient(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self._eager.full_gradient(weights, rows)
+        with self._eager_alone() as eager:
+            return eager.full_gradient(weights, rows)
 
 
 def _free(device: torch.device) -> int:

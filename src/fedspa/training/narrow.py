@@ -69,7 +69,8 @@ class NarrowEngine(EagerEngine):
         assert space.channels is not None
         units = space.mask_bits(flags)
         active = space.channels.mask(space.tensors, units)
-        widths = [int(group.sum()) for group in space.channels.split(units)]
-        if widths != self._widths or not torch.equal(active[:trained], flags[:trained]):
+        widths = [group.sum() for group in space.channels.split(units)]
+        facts = torch.stack([*widths, (active[:trained] == flags[:trained]).all()])  # read at once
+        if facts.tolist() != [*self._widths, True]:
             return None
         return active.nonzero().squeeze(1)
