@@ -49,6 +49,8 @@ class MaskSearcher(Fitted, Limited, ABC):
     initial: str = limited("same", choices=("same", "different"))
     """same: all clients start from one random mask; different: each client starts from its own."""
 
+    label: ClassVar[str]
+    """The spelling in print, where the name of the class has another one. Not inherited."""
     cuts_channels: ClassVar[bool] = False
     """True if masks cut out whole channels. The network's parameter space then has its channels."""
 

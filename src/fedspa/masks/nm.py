@@ -36,6 +36,7 @@ class NM(Annealed):
     n: int = 2
     m: int = limited(4, low=2)
 
+    label: ClassVar[str] = "N:M"
     initial: ClassVar[str] = "same"  # type: ignore[misc]  # no mask is drawn: not a setting
 
     needs_gradient = True

@@ -30,6 +30,7 @@ class TopKAST(DynamicSearcher):
     explore: float = limited(0.2, low=0, high=1)
     """M: the share of a tensor's parameters that are trained but not active in the forward pass."""
 
+    label: ClassVar[str] = "Top-KAST"
     initial: ClassVar[str] = "same"  # type: ignore[misc]  # no mask is drawn: not a setting
 
     searches_first = True

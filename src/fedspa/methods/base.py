@@ -43,6 +43,8 @@ class Method(Parts, Limited, ABC):
     normaliser: str = limited("participants", choices=("participants", "holders"))
     """The divisor of a coordinate: the weight of all participants, or of those whose mask has it (holders)."""
 
+    label: ClassVar[str]
+    """The spelling in print, where the name of the class has another one. Not inherited."""
     kinds: ClassVar[tuple[str, ...]]
     """The kinds of model that the method has: some of global, personal and local."""
     personal_is_own: ClassVar[bool] = False

@@ -66,6 +66,7 @@ class PFedMe(FedAvg):
     outer_lr: float = limited(0.005, low=0, low_open=True)
     """eta, the learning rate of w_k. The one of theta is training.lr."""
 
+    label: ClassVar[str] = "pFedMe"
     kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
     personal_is_own: ClassVar[bool] = True
     own_proximal: ClassVar[str] = "method.strength"

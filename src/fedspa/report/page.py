@@ -95,7 +95,7 @@ def results(study: Study, of: Sequence[Table]) -> pd.DataFrame:
     """
     found = []
     for table in of:
-        for row, cells in table.lines:
+        for row, cells in table.lines.items():
             for column, cell in zip(table.columns, cells, strict=True):
                 runs = study.runs(row, column.setting)
                 if not column.quantity or (runs and not cell.values):
@@ -124,17 +124,7 @@ def render(template: str, **values: Any) -> str:
     )
     environment.filters["md"] = lambda text: re.sub(r"([|*_<>])", r"\\\1", text)
     environment.filters["tex"] = lambda text: "".join(TEX.get(char, char) for char in text)
-    environment.filters["spans"] = _spans
     return environment.get_template(template).render(**values)
-
-
-def _spans(table: Table) -> list[tuple[int, int]]:
-    """The first and the last column, from 2, under each heading."""
-    spans, first = [], 2
-    for _, width in table.groups:
-        spans.append((first, first + width - 1))
-        first += width
-    return spans
 
 
 def _title(study: Study) -> str:

@@ -129,9 +129,9 @@ def _compared(
             return ""
         return signed((mean - paper.number) / scale, 1)
 
-    yield Column(setting, "paper", lambda run: None, text=text, group=group)
+    yield Column(setting, group, "paper", lambda run: None, text=text)
     for name, value in ours.items():
-        yield Column(setting, name, value, scale=scale, note=difference, group=group)
+        yield Column(setting, group, name, value, scale=scale, note=difference)
 
 
 def _accuracy(run: Run, kind: str) -> float | None:

@@ -128,9 +128,12 @@ def make_study(name: str, found: Found) -> Study:
         for *older, newest in by_seed.values():
             left_out += [(run.name, f"{newest.name} repeats its settings and seed") for run in older]
     return Study(
-        name, sorted(set(rows.values()), key=_row_order), sorted(set(settings.values()), key=_data_order),
-        cells, left_out,
-    )  # fmt: skip
+        name,
+        sorted(dict.fromkeys(rows.values()), key=_row_order),
+        sorted(dict.fromkeys(settings.values()), key=_data_order),
+        cells,
+        left_out,
+    )
 
 
 def _grouped(runs: Iterable[Run], key: Callable[[Run], Key]) -> dict[Key, list[Run]]:
@@ -151,7 +154,11 @@ def _method(run: Run) -> tuple[str, str]:
 
 def _name(run: Run) -> str:
     method, mask = (
-        labels.component({"name": run.summary[group], **(run.config.get(group) or {})})
+        labels.component(
+            group,
+            {"name": run.summary[group], **(run.config.get(group) or {})},
+            run.config.get("trusted_packages", []),
+        )
         for group in ("method", "mask")
     )
     return method if run.summary["mask"] == "none" else f"{method} ({mask})"
@@ -195,11 +202,11 @@ def _row_order(row: Row) -> Any:
 
 
 def _data_order(setting: Setting) -> Any:
-    """Sorts partitions from even to uneven, as the paper does: the even one first."""
+    """Sorts by data set, the paper's first; then, as the paper does, from even partitions to uneven ones."""
     known = list(labels.DATASETS)
     place = known.index(setting.dataset) if setting.dataset in known else len(known)
     amount, _ = in_order(setting.partition.split()[-1])
-    return place, setting.partition != "IID", -amount, setting.split
+    return place, setting.data, setting.partition != "IID", -amount, setting.split
 
 
 def in_order(value: object) -> tuple[float, str]:

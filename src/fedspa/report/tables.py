@@ -79,9 +79,12 @@ def worst_table(study: Study, data: str, settings: list[Setting]) -> Table:
         column
         for setting in settings
         for column in (
-            *(worst_column(study, setting, kind) for kind in study.kinds_of(setting)),
+            *(
+                score_column(study, setting, kind, study.main_metric(setting), "worst_decile")
+                for kind in study.kinds_of(setting)
+            ),
             Column(
-                setting, "samples", lambda run: run.samples_per_update, 0,
+                setting, setting.split, "samples", lambda run: run.samples_per_update, 0,
                 quantity="train/samples/per_update", unit="samples",
             ),
         )
@@ -96,7 +99,7 @@ def worst_table(study: Study, data: str, settings: list[Setting]) -> Table:
 def details_table(study: Study) -> Iterator[Table]:
     """Densities, and the seconds of a client update. A column is left out if it is 1 or unknown in all runs."""
     columns = [
-        Column(setting, name, value, digits, quantity=quantity, unit=unit, group=setting.label)
+        Column(setting, setting.label, name, value, digits, quantity=quantity, unit=unit)
         for setting in study.settings
         for name, value, digits, quantity, unit in (
             ("density asked", _asked, 3, "density_asked", ""),
@@ -126,9 +129,9 @@ def rounds_table(
     runs = [run for setting in settings for run in study.runs_of(setting)]
     columns = [
         Column(
-            setting, f"{target:g}{names.unit(runs[0].summary)}", first_round(kind, target), best="low",
+            setting, f"{setting.split}, {kind} models", f"{target:g}{names.unit(runs[0].summary)}",
+            first_round(kind, target), best="low",
             quantity="rounds_to", unit="rounds", kind=kind, target=f"{target:g}",
-            group=f"{setting.split}, {kind} models",
         )
         for setting in settings
         for kind in study.kinds_of(setting)
@@ -184,8 +187,8 @@ def rival_column(study: Study, setting: Setting, rival: Row, rival_kind: str, ki
     unit = unit_of(study, setting)
     group = f"{rival.label} {rival_kind}, {names.shown(score, unit, 1)}{unit} in round {round:.1f}"
     return Column(
-        setting, kind, value, note=change, quantity="rounds_to_best_of", unit="rounds", kind=kind,
-        target=f"{rival.label} {rival_kind}", group=group,
+        setting, group, kind, value, note=change, quantity="rounds_to_best_of", unit="rounds", kind=kind,
+        target=f"{rival.label} {rival_kind}",
     )  # fmt: skip
 
 
@@ -202,30 +205,20 @@ def first_round(kind: str, goal: float) -> Callable[[Run], float | None]:
     return lambda run: run.first_round(kind, goal)
 
 
-def score_column(study: Study, setting: Setting, kind: str, metric: str) -> Column:
-    """Cells such as `83.4 ± 0.1`, with a note where clients are missing."""
-    unit = unit_of(study, setting)
+def score_column(study: Study, setting: Setting, kind: str, metric: str, statistic: str = "mean") -> Column:
+    """Cells such as `83.4 ± 0.1`. A mean has a note where clients are missing."""
+    unit, main = unit_of(study, setting), statistic == "mean"
 
     def note(runs: Sequence[Run], _: float) -> str:
         tested = min(int(scores[kind]["clients"]) for run in runs if kind in (scores := run.scores(metric)))
         clients = int(runs[0].summary["clients"])
-        return f" ({tested}/{clients})" if tested < clients else ""
+        return f" ({tested}/{clients})" if main and tested < clients else ""
 
     lower = names.is_error(study.runs_of(setting)[0].summary, metric)
     return Column(
-        setting, f"{kind}, %" if unit else kind, lambda run: run.score(metric, kind), 1 if unit else 3,
-        best="low" if lower else "high", note=note, quantity=metric, unit=unit.strip(), kind=kind,
-    )  # fmt: skip
-
-
-def worst_column(study: Study, setting: Setting, kind: str) -> Column:
-    """The mean of the main metric over the worst tenth of the clients."""
-    metric, unit = study.main_metric(setting), unit_of(study, setting)
-    lower = names.is_error(study.runs_of(setting)[0].summary, metric)
-    return Column(
-        setting, f"{kind}, %" if unit else kind, lambda run: run.scores(metric).get(kind, {}).get("worst_decile"),
-        1 if unit else 3, best="low" if lower else "high", quantity=f"{metric}/worst_decile", unit=unit.strip(),
-        kind=kind,
+        setting, setting.split, f"{kind}, %" if unit else kind, lambda run: run.score(metric, kind, statistic),
+        1 if unit else 3, best="low" if lower else "high", note=note,
+        quantity=metric if main else f"{metric}/{statistic}", unit=unit.strip(), kind=kind,
     )  # fmt: skip
 
 
@@ -234,7 +227,7 @@ def cost_column(setting: Setting, name: str, largest: float) -> Column:
     title, unit = COSTS[name]
     scale, word = traffic_unit(largest) if unit == "bytes" else flops_unit(largest)
     return Column(
-        setting, f"{title}, {word}", _summary(name), scale=scale, best="cost",
+        setting, setting.split, f"{title}, {word}", _summary(name), scale=scale, best="cost",
         quantity=name, unit=unit,
     )  # fmt: skip
 

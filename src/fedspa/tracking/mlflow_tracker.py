@@ -16,7 +16,8 @@ from fedspa.core.errors import UserError
 from fedspa.core.files import write_whole
 from fedspa.core.limits import Limited, limited
 from fedspa.core.names import score_columns
-from fedspa.core.records import RoundRecord, RunInfo, RunResult
+from fedspa.core.records import RoundRecord
+from fedspa.core.tracker import RunInfo, RunResult
 from fedspa.tracking.mirror import ABOUT, Mirror
 from fedspa.tracking.page import PARENT, tags
 from fedspa.tracking.store import OTHERWISE, default_uri, root_cause, store_needed, store_uri, where_to_look
