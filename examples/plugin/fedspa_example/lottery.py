@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.masks.dynamic import DynamicSearcher
 from fedspa.masks.search_input import SearchInput
 from fedspa.masks.select import drop_and_grow
@@ -16,11 +16,7 @@ from fedspa.masks.select import drop_and_grow
 class Lottery(DynamicSearcher):
     """Exchanges the same share of every tensor's active weights in every search."""
 
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("mask.share", self.share, low=0, high=1)
+    share: float = limited(0.1, low=0, high=1)
 
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         if not self.searching(search.round):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from fedspa.core.client_state import Item
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.masks.dynamic import Moving
 from fedspa.masks.search_input import SearchInput, random_scores
 from fedspa.masks.select import without_smallest
@@ -29,17 +29,12 @@ THRESHOLD = "search.threshold"
 class DSR(Moving):
     """Drops weights below one threshold, and regrows at random."""
 
-    threshold: float = 1e-3
+    threshold: float = limited(1e-3, low=0, low_open=True)
     """The threshold H of a client's first search."""
-    share: float = 0.1
+    share: float = limited(0.1, low=0, high=1)
     """The wanted number of dropped weights, as a share of the active weights in sparse tensors."""
 
     grows_from_zero = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("mask.threshold", self.threshold, low=0, low_open=True)
-        check_range("mask.share", self.share, low=0, high=1)
 
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         if not self.searching(search.round):

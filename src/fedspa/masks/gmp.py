@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from fedspa.core.errors import check_choice, check_range
+from fedspa.core.limits import limited
 from fedspa.masks.base import Counts
 from fedspa.masks.dynamic import Scheduled
 from fedspa.masks.search_input import SearchInput
@@ -23,18 +23,13 @@ from fedspa.masks.select import whole, without_smallest
 class GMP(Scheduled):
     """Prunes by magnitude along a cubic schedule."""
 
-    scope: str = "tensor"
+    scope: str = limited("tensor", choices=("global", "tensor"))
     """The weights that compete: those of each tensor for its planned count (tensor), or those of all sparse tensors for
     the planned total (global)."""
-    initial_sparsity: float = 0.0
+    initial_sparsity: float = limited(0.0, low=0, high=1)
     """The share of a sparse tensor's parameters that the random first mask leaves out, at most its final sparsity."""
 
     exchanges: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("mask.scope", self.scope, ("global", "tensor"))
-        check_range("mask.initial_sparsity", self.initial_sparsity, low=0, high=1)
 
     def searching(self, round: int) -> bool:
         """True after T_end too: a client may take part for the first time then."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from fedspa.core.client_state import Item
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.masks.dynamic import Annealed, Moving
 from fedspa.masks.search_input import SearchInput
 from fedspa.masks.select import without_smallest
@@ -30,15 +30,11 @@ class SNFS(Annealed, Moving):
     """Regrows by momentum, and moves parameters to tensors of large momentum."""
 
     alpha: float = 0.5
-    decay: float = 0.9
+    decay: float = limited(0.9, low=0, high=1, high_open=True)
     """m <- decay m + (1 - decay) g at each search; m is 0 at first."""
 
     needs_gradient = True
     grows_from_zero = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("mask.decay", self.decay, low=0, high=1, high_open=True)
 
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         momentum = self._momentum(search)

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import torch
 
-from fedspa.core.errors import check_choice
+from fedspa.core.limits import limited
 from fedspa.masks.base import Counts, MaskSearcher
 from fedspa.masks.search_input import SearchInput
 from fedspa.masks.select import largest
@@ -25,15 +25,11 @@ from fedspa.masks.select import largest
 class SNIP(MaskSearcher):
     """One search for each client, at its first update. No client has a mask before it."""
 
-    scope: str = "global"
+    scope: str = limited("global", choices=("global", "tensor"))
     """The parameters that compete: those of all tensors (global, as published), or those of each tensor for the count
     that the layer sparsity gives it (tensor)."""
 
     initial: ClassVar[str] = "same"  # type: ignore[misc]  # no mask is drawn: not a setting
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("mask.scope", self.scope, ("global", "tensor"))
 
     @property
     def searches_first(self) -> bool:

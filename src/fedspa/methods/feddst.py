@@ -13,7 +13,8 @@ import torch
 
 from fedspa.core.client import Client, ClientUpdate, Initial, Proximal
 from fedspa.core.client_state import MASK, ClientState
-from fedspa.core.errors import UserError, check_range
+from fedspa.core.errors import UserError
+from fedspa.core.limits import limited
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.server import Aggregate, ServerState
 from fedspa.core.settings import TrainingSettings
@@ -28,16 +29,12 @@ class FedDST(MaskedMethod):
 
     weighting: str = "samples"
     normaliser: ClassVar[str] = "holders"  # type: ignore[misc]  # part of the method: not a setting
-    every: int = 15
+    every: int = limited(15, low=1)
     """R: the number of rounds from one readjustment to the next; the first is in round 1."""
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "local")
     shares_mask: ClassVar[bool] = True
     moves_weights: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("method.every", self.every, low=1)
 
     def check_training(self, training: TrainingSettings) -> None:
         if training.epochs < 2:

@@ -16,8 +16,9 @@ import pandas as pd
 from fedspa.core import names
 from fedspa.core.errors import UserError, written
 from fedspa.core.paths import SET_ASIDE
-from fedspa.core.records import KINDS, MEAN_OVER, VALIDATION
+from fedspa.core.records import KINDS, VALIDATION
 from fedspa.core.roles import Role, flat, role_of
+from fedspa.core.tracker import MEAN_OVER
 from fedspa.tracking.artifacts import artifacts, client_to_read
 from fedspa.tracking.run_folder import RunFiles, Unreadable
 from fedspa.tracking.sweep_run import SWEEP

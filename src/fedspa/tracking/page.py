@@ -8,8 +8,8 @@ from itertools import accumulate
 from typing import Any
 
 from fedspa.core.paths import git
-from fedspa.core.records import RunInfo
 from fedspa.core.roles import flat
+from fedspa.core.tracker import RunInfo
 from fedspa.costs.units import result_tables, show_count, show_density, show_measured_density
 
 PARENT = "mlflow.parentRunId"

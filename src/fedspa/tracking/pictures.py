@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from fedspa.core import names
 from fedspa.core.files import write_whole
-from fedspa.core.records import KINDS, RoundRecord, RunInfo, RunResult, TheoryRow
+from fedspa.core.records import KINDS, RoundRecord, TheoryRow
+from fedspa.core.tracker import RunInfo, RunResult
 from fedspa.tracking.drawing import COLORS, FAINT, INK, new_figure, row_ticks, set_title, spread_out
 from fedspa.tracking.tables import read_table
 
