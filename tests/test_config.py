@@ -205,7 +205,7 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
             "hardware._target_=fedspa.config.plan.Plan",
             "it must be a Hardware of fedspa.training.hardware.",
         ),
-        ("+loggers.a._target_=fedspa.config.plan.Plan", "it must be a Tracker of fedspa.core.records."),
+        ("+loggers.a._target_=fedspa.config.plan.Plan", "it must be a Tracker of fedspa.core.tracker."),
         ("dataset._target_=null", "dataset._target_=null is not a class of fedspa"),
         ("mask._target_=3", "mask._target_=3 is not a class of fedspa"),
         ("+metrics.speed=1", "metrics.speed=1 is no component: it must be a _target_ and its options."),

@@ -19,7 +19,8 @@ from tracking_runs import COSTS, faulty_records, run_info, run_record, run_resul
 from fedspa.core import names
 from fedspa.core.errors import UserError
 from fedspa.core.paths import project_root
-from fedspa.core.records import RoundRecord, RunInfo, RunResult, TheoryRow
+from fedspa.core.records import RoundRecord, TheoryRow
+from fedspa.core.tracker import RunInfo, RunResult
 from fedspa.costs.units import show_bytes, show_flops, show_time
 from fedspa.tracking.console import ConsoleView, _duration
 from fedspa.tracking.drawing import spread_out

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedspa.core.components import find_class
 from fedspa.core.errors import UserError
-from fedspa.core.lazy_torch import defer_torch
+from fedspa.core.lazy_torch import torch_deferred
 
 DATASETS = {
     "emnist_letters": "EMNIST-L",
@@ -35,8 +35,7 @@ def component(group: str, config: Mapping[str, Any], trusted: list[str]) -> str:
     """
     name, target = str(config["name"]), str(config.get("_target_") or "")
     own = target.rpartition(".")[2]
-    defer_torch()  # few of the classes need it
-    with suppress(UserError):  # of a package that is not installed here
+    with torch_deferred(), suppress(UserError):  # few need torch; a package may not be installed here
         own = vars(find_class(group, target, trusted)).get("label", own)
     if slug(name).replace("-", "") != slug(own).replace("-", ""):
         own = " ".join(_capitals(word, own) for word in name.split("_"))

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from fedspa.core import names
-from fedspa.core.records import Event, RoundRecord, RunInfo, RunResult
+from fedspa.core.records import Event, RoundRecord
+from fedspa.core.tracker import RunInfo, RunResult
 from fedspa.costs.units import result_tables, show_bytes, show_count, show_density
 
 if TYPE_CHECKING:
