@@ -108,7 +108,14 @@ def test_a_python_without_the_packages_is_told_in_one_sentence(program, tmp_path
             "Could not append to config. An item is already at 'sparsity'. Either remove + prefix: 'sparsity=0.3'",
         ),
         ("~foo", "Could not delete from config. 'foo' does not exist."),
-        ("sparsity=${foo}", "sparsity=${foo} cannot be resolved: Interpolation key 'foo' not found."),
+        ("sparsity=${foo}", "sparsity=${foo} cannot be resolved: the setting foo does not exist or is null."),
+        ("name=${name}", "name=${name} cannot be resolved: it refers to itself."),
+        ("name=???", "name=??? has no value: write name=<value>."),
+        ("mask=???", "mask=??? is not known: valid are channels, deepr, "),
+        ("logger=[csv,1]", "logger=1 is not known: valid are csv, "),
+        ("=1", "=1 names no setting: it is written as key=value."),
+        ("eval.targets.9=70", "eval.targets[9] is no item of the list: write the whole list"),
+        ("eval.targets.a=70", "a is no item of the list: write the whole list"),
         ("--lr=0.1", "--lr=0.1 is not an option"),
         ("mask", "mask cannot be read: a setting is written as key=value."),
         ("name=~/a", "name=~/a cannot be read: write 'name=\"~/a\"'."),
@@ -128,6 +135,36 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, words, sentence):
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            "sparsity: ${times:1}",
+            "sparsity=${times:1} cannot be resolved: the resolver does not take these arg",
+        ),
+        (
+            "name: ${oc.env:NO_SUCH}",
+            "name=${oc.env:NO_SUCH} cannot be resolved: there is no environment variable",
+        ),
+        (
+            "mask: {regrow: '${nothing}'}",
+            "mask.regrow=${nothing} cannot be resolved: the setting nothing does not",
+        ),
+        ("name: ${oops", "name has an interpolation that cannot be read"),
+    ],
+)
+def test_a_mistake_in_a_file_of_the_user_is_one_sentence_too(
+    fedspa, tmp_path, monkeypatch, capsys, line, sentence
+):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "own.yaml").write_text(f"# @package _global_\n{line}\n")
+    for more in ([], ["-m"]):
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+        assert fedspa(print, *more, "-cd", str(tmp_path), "experiment=own", "logger=none") == 2
+        told = capsys.readouterr().err
+        assert f"Error: {sentence}" in told and "Traceback" not in told
 
 
 @pytest.mark.parametrize("text", ["results/epoch=9,a[b]", '模型 ä "q"', "it's", 'a"b\\', "name,", "a{b}(c)"])

@@ -182,7 +182,7 @@ def test_the_worst_clients_and_the_samples_of_an_update(tmp_path: Path) -> None:
     make_run(tmp_path / "1", {"local": [50.0, 70.0]}, seed=1)
     [table] = found(study_of(tmp_path), "worst")
     [[worst, samples]] = table.lines.values()
-    worst_of = [run.scores("accuracy")["local"]["worst_decile"] for run in study_of(tmp_path).all_runs]
+    worst_of = [run.scores("accuracy")["local"]["worst_decile"] for run in study_of(tmp_path).runs]
     assert list(worst.values) == worst_of and worst_of[0] > worst_of[1]
     assert samples.values == (4.0, 4.0)  # 8 in each round, of two clients
 
