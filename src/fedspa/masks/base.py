@@ -63,10 +63,8 @@ class MaskSearcher(Fitted, Limited, ABC):
 
     # The plan -------------------------------------------------------------------------------------------
 
-    @property
-    def searches(self) -> bool:
-        """True if masks change after the first one, so that the next one travels."""
-        return False
+    searches: ClassVar[bool] = False
+    """True if masks change after the first one, so that the next one travels."""
 
     def searching(self, round: int) -> bool:
         """True if a round (from 0) searches for masks. In other rounds masks stay, and no search is charged."""
@@ -113,11 +111,9 @@ class MaskSearcher(Fitted, Limited, ABC):
         """True if a search that exchanges parameters needs the dense gradient. Its cost is then charged."""
         return False
 
-    @property
-    def searches_first(self) -> bool:
-        """True if `first_mask` finds a client's first mask from its data. The client then receives the dense
-        weights, and does not search again in that round. False: the first mask is drawn at random."""
-        return False
+    searches_first: ClassVar[bool] = False
+    """True if `first_mask` finds a client's first mask from its data. The client then receives the dense weights, and
+    does not search again in that round. False: the first mask is drawn at random."""
 
     @property
     def needs_first_gradient(self) -> bool:

@@ -15,7 +15,7 @@ import torch
 from fedspa.core.limits import limited
 from fedspa.masks.dynamic import DynamicSearcher
 from fedspa.masks.search_input import SearchInput, random_scores
-from fedspa.masks.select import drop_and_grow
+from fedspa.masks.select import by_tensor, drop_and_grow
 
 
 @dataclass(kw_only=True)
@@ -53,21 +53,10 @@ class DST(DynamicSearcher):
         """Exchange ceil(alpha_t x active) coordinates of each tensor; its active count never changes."""
         if not self.searching(search.round):
             return search.mask
-        rate, pieces = self.prune_rate(search.round), []
-        vectors = (search.mask, search.weights, self._growth(search))
-        for count, mask, weights, growth in zip(
-            search.counts, *map(search.space.split, vectors), strict=True
-        ):
-            if count < len(mask):  # in a dense tensor every dropped coordinate would grow again
-                # The small slack keeps 0.3 x 10, which is 3.0000000000000004 or so in binary, at 3.
-                exchange = math.ceil(rate * count - 1e-9)
-                mask = drop_and_grow(mask, weights.abs(), growth.abs(), exchange)
-            pieces.append(mask)
-        return torch.cat(pieces)
-
-    @staticmethod
-    def _growth(search: SearchInput) -> torch.Tensor:
-        """The score [trained] whose magnitude decides which coordinates regrow."""
-        if search.gradient is not None:
-            return search.gradient
-        return random_scores(search)
+        growth = random_scores(search) if search.gradient is None else search.gradient.abs()
+        rate, pairs = self.prune_rate(search.round), zip(search.counts, search.space.sizes, strict=True)
+        # In a dense tensor every dropped coordinate would grow again. The small slack keeps 0.3 x 10, which is
+        # 3.0000000000000004 or so in binary, at 3.
+        exchanged = [math.ceil(rate * count - 1e-9) if count < size else 0 for count, size in pairs]
+        vectors = (search.mask, search.weights.abs(), growth)
+        return by_tensor(drop_and_grow, search.space.split, vectors, exchanged)

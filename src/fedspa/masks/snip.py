@@ -18,7 +18,7 @@ import torch
 from fedspa.core.limits import limited
 from fedspa.masks.base import Counts, MaskSearcher
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import largest
+from fedspa.masks.select import by_tensor, largest
 
 
 @dataclass(kw_only=True)
@@ -31,9 +31,7 @@ class SNIP(MaskSearcher):
 
     initial: ClassVar[str] = "same"  # type: ignore[misc]  # no mask is drawn: not a setting
 
-    @property
-    def searches_first(self) -> bool:
-        return True
+    searches_first = True
 
     def counts(self, round: int) -> Counts:
         return sum(self.target) if self.scope == "global" else self.target
@@ -44,8 +42,7 @@ class SNIP(MaskSearcher):
         sensitivity = (search.gradient * search.weights).abs()
         if self.scope == "global":
             return largest(sensitivity, sum(self.target)).to(search.mask)
-        pieces = zip(search.space.split(sensitivity), self.target, strict=True)
-        return torch.cat([largest(piece, count) for piece, count in pieces]).to(search.mask)
+        return by_tensor(largest, search.space.split, (sensitivity,), self.target).to(search.mask)
 
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         return search.mask
