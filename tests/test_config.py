@@ -142,7 +142,7 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
     [
         ("partition.gamma=foo", "partition.gamma=foo is not a number."),
         ("+partition.gama=1", "partition.gama is not a setting: did you mean gamma"),
-        ("+training.leaning_rate=1", "training.leaning_rate is not a setting: valid are batch_size"),
+        ("+training.leaning_rate=1", "training.leaning_rate is not a setting: valid are "),
         ("+fedration=1", "fedration is not a setting: did you mean federation or partition?"),
         ("+dataset.augmentation.flp=true", "dataset.augmentation.flp is not a setting: did you mean flip?"),
         ("dataset.mean=[a]", "dataset.mean[0]=a is not a number."),
@@ -166,8 +166,18 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
         ("~training", "training cannot be left out"),
         (
             "sparsity=${times:1}",
-            "sparsity=${times:1} cannot be resolved: TypeError",
+            "sparsity=${times:1} cannot be resolved: the resolver does not take these arg",
         ),
+        ("sparsity=${timse:1,2}", "sparsity=${timse:1,2} cannot be resolved: there is no resolver timse."),
+        ("sparsity=${sparsity}", "sparsity=${sparsity} cannot be resolved: it refers to itself."),
+        ("name=${oc.env:NO_SUCH}", "cannot be resolved: there is no environment variable NO_SUCH."),
+        ("seed=${sparsity}", "seed=0.5 is not a whole number."),
+        ("seed=???", "seed=??? has no value: write seed=<value>."),
+        ("name=${dataset.path}", "cannot be resolved: the setting dataset.path does not exist or is null."),
+        ("partition.gamma=???", "partition.gamma=??? has no value"),
+        ("eval.targets=[70,???]", "eval.targets.1=??? has no value"),
+        ("training=???", "training=??? has no value"),
+        (f"federation.rounds={10**30}", f"federation.rounds={10**30} is out of range"),
         ("loggers.mlflow=null", "loggers.mlflow=null is no component"),
         ("hardware.threads=0", "hardware.threads=0 is out of range: it must be at least 1."),
         (
@@ -175,7 +185,10 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
             "metric has no accuracy, which the summary is about: use metric=[accuracy,macro_f1].",
         ),
         ("mask=none", "method=fedspa needs masks, but mask=none: use mask=dst or"),
-        ("name=${nothing}", "name=${nothing} cannot be resolved: Interpolation key 'nothing' not found."),
+        (
+            "name=${nothing}",
+            "name=${nothing} cannot be resolved: the setting nothing does not exist or is null.",
+        ),
         ("mask._target_=os.system", "mask._target_=os.system is not a class of fedspa: a package"),
         (
             "mask._target_=fedspa.core.errors.nearest",

@@ -182,7 +182,7 @@ def test_the_worst_clients_and_the_samples_of_an_update(tmp_path: Path) -> None:
     make_run(tmp_path / "1", {"local": [50.0, 70.0]}, seed=1)
     [table] = found(study_of(tmp_path), "worst")
     [[worst, samples]] = table.lines.values()
-    worst_of = [run.scores("accuracy")["local"]["worst_decile"] for run in study_of(tmp_path).all_runs]
+    worst_of = [run.scores("accuracy")["local"]["worst_decile"] for run in study_of(tmp_path).runs]
     assert list(worst.values) == worst_of and worst_of[0] > worst_of[1]
     assert samples.values == (4.0, 4.0)  # 8 in each round, of two clients
 
@@ -435,7 +435,7 @@ def test_masks_are_drawn_where_runs_kept_them(tmp_path: Path) -> None:
         (["sweep=no_such_sweep"], "sweep=no_such_sweep is not known"),
         (["runs=nowhere"], "runs=nowhere is no folder"),
         (["runs=.", "paper=maybe"], "paper=maybe is not true or false"),
-        (["runs=.", "targets=a"], "targets=a is not a list of numbers"),
+        (["runs=.", "targets=a"], "targets[0]=a is not a number"),
         (["runs=.", "targets=700"], "targets=700.0 is out of range"),
     ],
 )
@@ -447,7 +447,7 @@ def test_mistakes_are_one_sentence(arguments: list[str], sentence: str) -> None:
 def test_options_are_read(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     options = read_options(Options, [f"runs={tmp_path / 'mine'}", "paper=true", "targets=[80,70]"])
-    assert (options.name, options.paper, options.accuracies) == ("mine", True, (70, 80))
+    assert (options.name, options.paper, options.targets) == ("mine", True, [70, 80])
     assert options.folder == project_root() / "outputs" / "reports" / "mine"
     assert read_options(Options, ["runs=tags.method = 'fedspa'"]).name == "mlflow"
 

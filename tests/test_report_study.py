@@ -114,7 +114,7 @@ def test_rows_are_methods_and_settings_are_data_in_the_papers_order(tmp_path: Pa
     assert [setting.label for setting in study.settings] == [
         "CIFAR-10, IID", "CIFAR-10, Dirichlet 0.5", "CIFAR-10, Dirichlet 0.3",
     ]  # fmt: skip
-    assert all(len(study.runs(row, setting)) == 1 for row in study.rows for setting in study.settings)
+    assert all(len(setting.runs_of(row)) == 1 for row in study.rows for setting in study.settings)
 
 
 def test_partitions_of_a_data_set_stand_together(tmp_path: Path) -> None:
@@ -151,8 +151,8 @@ def test_what_was_varied_of_a_method_makes_rows(tmp_path: Path) -> None:
     assert [row.label for row in study.rows] == [
         "FedSpa (DST)", "Sub-FedAvg sparsity=0.2", "Sub-FedAvg sparsity=0.8",
     ]  # fmt: skip
-    assert [run.seed for run in study.runs(study.rows[1], study.settings[0])] == [0, 1]
-    assert "training.lr" in varied(study.all_runs)
+    assert [run.seed for run in study.settings[0].runs_of(study.rows[1])] == [0, 1]
+    assert "training.lr" in varied(study.runs)
 
 
 def test_networks_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_networks_of_one_name_are_told_apart(tmp_path: Path) -> None:
     study = study_of(tmp_path)
     labels = [setting.label.split()[-1] for setting in study.settings]
     assert labels == ["model=resnet18", "model=timm:resnet18"]
-    assert varied(study.all_runs) == ["model"]
+    assert varied(study.runs) == ["model"]
 
 
 def test_options_are_named_as_one_types_them(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_repeated_run_is_left_out_and_an_unknown_method_keeps_its_name(tmp_pat
     make_run(tmp_path / "b", {"local": [2]}, method="mine", mask="none", hardware={"threads": 2})
     study = study_of(tmp_path)
     assert [row.label for row in study.rows] == ["mine"]
-    assert [run.name for run in study.all_runs] == ["b"]
+    assert [run.name for run in study.runs] == ["b"]
     assert study.left_out == [("a", "b repeats its settings and seed")]
 
 

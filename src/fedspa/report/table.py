@@ -125,7 +125,7 @@ class Table:
     ) -> Table:
         """Compute the cells, and explain the signs in them. `rows`: all of the study unless given."""
         lines = {
-            row: [column.cell(study.runs(row, column.setting), len(study.seeds)) for column in columns]
+            row: [column.cell(column.setting.runs_of(row), len(study.seeds)) for column in columns]
             for row in rows or study.rows
         }
         texts = [cell.text for cells in lines.values() for cell in cells]

@@ -49,7 +49,7 @@ def all_tables(study: Study, targets: Sequence[float] = ()) -> list[Table]:
 
 def score_tables(study: Study, data: str, settings: list[Setting]) -> Iterator[Table]:
     """Methods by partitions, a table for each metric: the score of each kind of model; costs beside the main one."""
-    runs = [run for setting in settings for run in study.runs_of(setting)]
+    runs = [run for setting in settings for run in setting.runs]
     kinds = [kind for kind in KINDS if any(kind in run.kinds for run in runs)]
     largest = {name: max(run.summary.get(name) or 0 for run in runs) for name in COSTS}
     costs = [name for name in COSTS if largest[name] or name in (names.TRAFFIC, names.FLOPS)]
@@ -60,7 +60,7 @@ def score_tables(study: Study, data: str, settings: list[Setting]) -> Iterator[T
             column
             for setting in settings
             for column in (
-                *(score_column(study, setting, kind, metric) for kind in kinds),
+                *(score_column(setting, kind, metric) for kind in kinds),
                 *(cost_column(setting, name, largest[name]) for name in costs if main),
             )
         ]
@@ -80,8 +80,8 @@ def worst_table(study: Study, data: str, settings: list[Setting]) -> Table:
         for setting in settings
         for column in (
             *(
-                score_column(study, setting, kind, study.main_metric(setting), "worst_decile")
-                for kind in study.kinds_of(setting)
+                score_column(setting, kind, setting.metric, "worst_decile")
+                for kind in setting.kinds
             ),
             Column(
                 setting, setting.split, "samples", lambda run: run.samples_per_update, 0,
@@ -90,7 +90,7 @@ def worst_table(study: Study, data: str, settings: list[Setting]) -> Table:
         )
     ]  # fmt: skip
     caption = (
-        f"{metric_text(study, settings[0])} at the end, as the mean over the worst tenth of the clients "
+        f"{metric_text(settings[0])} at the end, as the mean over the worst tenth of the clients "
         f"({seeds_text(study)}). Samples: those that a client update trained on, counted once in each epoch."
     )
     return Table.make(study, f"worst-{slug(data)}", f"{data}: worst decile of the clients", caption, columns)
@@ -109,7 +109,7 @@ def details_table(study: Study) -> Iterator[Table]:
             ("train, s", lambda run: run.seconds_per_update("train"), 3, "time/train_s/per_update", "s"),
             ("search, s", lambda run: run.seconds_per_update("search"), 3, "time/search_s/per_update", "s"),
         )
-        if any(value(run) not in (None, 1) for run in study.runs_of(setting))
+        if any(value(run) not in (None, 1) for run in setting.runs)
     ]
     if columns:
         caption = (
@@ -126,7 +126,7 @@ def rounds_table(
     study: Study, data: str, settings: list[Setting], targets: Sequence[float] = ()
 ) -> Iterator[Table]:
     """The first round in which each kind of model had each target score."""
-    runs = [run for setting in settings for run in study.runs_of(setting)]
+    runs = [run for setting in settings for run in setting.runs]
     columns = [
         Column(
             setting, f"{setting.split}, {kind} models", f"{target:g}{names.unit(runs[0].summary)}",
@@ -134,9 +134,9 @@ def rounds_table(
             quantity="rounds_to", unit="rounds", kind=kind, target=f"{target:g}",
         )
         for setting in settings
-        for kind in study.kinds_of(setting)
+        for kind in setting.kinds
         if kind in CURVES
-        for target in targets or own_targets(study, setting)
+        for target in targets or setting.targets
     ]  # fmt: skip
     if columns:
         every = sorted({int(run.settings.get("eval.every", 1)) for run in runs})
@@ -150,15 +150,15 @@ def rounds_table(
 
 def rival_table(study: Study, setting: Setting) -> Iterator[Table]:
     """The rounds that each method's models need to reach the best score of `RIVALS`."""
-    kinds = [kind for kind in study.kinds_of(setting) if kind in CURVES]
+    kinds = [kind for kind in setting.kinds if kind in CURVES]
     columns = [
-        rival_column(study, setting, rival, rival_kind, kind)
+        rival_column(setting, rival, rival_kind, kind)
         for method, rival_kind in RIVALS
-        for rival in study.rows_of(setting)
-        if rival.method == method and any(run.best(rival_kind) for run in study.runs(rival, setting))
+        for rival in setting.rows
+        if rival.method == method and any(run.best(rival_kind) for run in setting.runs_of(rival))
         for kind in kinds
     ]
-    if columns and len(study.rows_of(setting)) > 1:
+    if columns and len(setting.rows) > 1:
         caption = (
             "First round in which a method\u2019s models of that kind had the rival\u2019s best accuracy, and how many "
             "more or fewer rounds that is than the rival itself needed. Each seed races against the rival\u2019s run "
@@ -166,14 +166,12 @@ def rival_table(study: Study, setting: Setting) -> Iterator[Table]:
             "as the paper seems to set it, its lead is mostly that; FedAvg\u2019s local model is its fair rival."
         )
         title = f"{setting.label}: rounds to a rival\u2019s best"
-        yield Table.make(
-            study, f"rivals-{slug(setting.label)}", title, caption, columns, study.rows_of(setting)
-        )
+        yield Table.make(study, f"rivals-{slug(setting.label)}", title, caption, columns, setting.rows)
 
 
-def rival_column(study: Study, setting: Setting, rival: Row, rival_kind: str, kind: str) -> Column:
+def rival_column(setting: Setting, rival: Row, rival_kind: str, kind: str) -> Column:
     """Cells such as `131.0 (−25 %)`: the rounds, and how many more or fewer they are than the rival's own."""
-    runs = study.runs(rival, setting)
+    runs = setting.runs_of(rival)
     goals = {run.seed: best for run in runs if (best := run.best(rival_kind))}
 
     def value(run: Run) -> float | None:
@@ -184,7 +182,7 @@ def rival_column(study: Study, setting: Setting, rival: Row, rival_kind: str, ki
         return signed(100 * (mean / own - 1), 0, " %")
 
     score, round = np.mean(list(goals.values()), axis=0)
-    unit = unit_of(study, setting)
+    unit = setting.unit
     group = f"{rival.label} {rival_kind}, {names.shown(score, unit, 1)}{unit} in round {round:.1f}"
     return Column(
         setting, group, kind, value, note=change, quantity="rounds_to_best_of", unit="rounds", kind=kind,
@@ -205,16 +203,16 @@ def first_round(kind: str, goal: float) -> Callable[[Run], float | None]:
     return lambda run: run.first_round(kind, goal)
 
 
-def score_column(study: Study, setting: Setting, kind: str, metric: str, statistic: str = "mean") -> Column:
+def score_column(setting: Setting, kind: str, metric: str, statistic: str = "mean") -> Column:
     """Cells such as `83.4 ± 0.1`. A mean has a note where clients are missing."""
-    unit, main = unit_of(study, setting), statistic == "mean"
+    unit, main = setting.unit, statistic == "mean"
 
     def note(runs: Sequence[Run], _: float) -> str:
         tested = min(int(scores[kind]["clients"]) for run in runs if kind in (scores := run.scores(metric)))
         clients = int(runs[0].summary["clients"])
         return f" ({tested}/{clients})" if main and tested < clients else ""
 
-    lower = names.is_error(study.runs_of(setting)[0].summary, metric)
+    lower = names.is_error(setting.runs[0].summary, metric)
     return Column(
         setting, setting.split, f"{kind}, %" if unit else kind, lambda run: run.score(metric, kind, statistic),
         1 if unit else 3, best="low" if lower else "high", note=note,
@@ -232,20 +230,10 @@ def cost_column(setting: Setting, name: str, largest: float) -> Column:
     )  # fmt: skip
 
 
-def own_targets(study: Study, setting: Setting) -> list[float]:
-    """The targets of the runs' own configs, ascending."""
-    return sorted({target for run in study.runs_of(setting) for target in run.targets})
-
-
-def unit_of(study: Study, setting: Setting) -> str:
-    """The unit of the scores on that data with a space before it: percent, or nothing in a regression."""
-    return names.unit(study.runs_of(setting)[0].summary)
-
-
-def metric_text(study: Study, setting: Setting) -> str:
+def metric_text(setting: Setting) -> str:
     """The main metric and its unit at the beginning of a sentence: `Accuracy in %`."""
-    metric, unit = study.main_metric(setting), unit_of(study, setting)
-    return f"{metric[0].upper()}{metric[1:]}" + f" in{unit}" * bool(unit)
+    metric = setting.metric
+    return f"{metric[0].upper()}{metric[1:]}" + f" in{setting.unit}" * bool(setting.unit)
 
 
 def signed(value: float, digits: int, unit: str = "") -> str:
