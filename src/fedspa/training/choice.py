@@ -53,7 +53,7 @@ class Eager(EngineChoice):
 
 @dataclass(kw_only=True)
 class Compiled(EngineChoice):
-    """Compiles one local step with torch.compile, which takes about a minute. On CUDA the step is a captured graph."""
+    """Compiles one local step with torch.compile. On CUDA the step is a captured graph."""
 
     lanes: int | None = None
     """The number of clients trained side by side on a GPU; null: as many as its memory allows, at most 8. On a CPU the
@@ -116,8 +116,8 @@ class Auto(Eager):
     lanes: int | None = None
     """The lanes of the compiled engine."""
     least_steps: int = 20_000
-    """The number of local training steps from which compiling pays. It takes about a minute, and saves 1.5 (LeNet5) to
-    13 (ResNet18) milliseconds of each step of 128 images on an H200."""
+    """The number of local training steps from which compiling pays. A guess from a prototype on an H200: it takes about
+    a minute, and saves 1.5 (LeNet5) to 13 (ResNet18) milliseconds of each step of 128 images."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
