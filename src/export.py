@@ -16,25 +16,15 @@ from __future__ import annotations
 
 import sys
 
-from fedspa.core.errors import UserError
-from fedspa.export.command import export, parse
-from fedspa.runs.interruption import command
+from fedspa.core.options import read_options
+from fedspa.export.command import Options, export
+from fedspa.runs.commands import main
 
 
-@command
-def main(arguments: list[str]) -> int:
-    """Write the file; returns the exit code."""
-    if not arguments or {"--help", "-h"} & set(arguments):
-        print(__doc__)
-        return 0 if arguments else 2
-    try:
-        lines = export(parse(arguments))
-    except UserError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 2
-    print("\n".join(lines))
-    return 0
+def write(words: list[str]) -> None:
+    """Write the file."""
+    print("\n".join(export(read_options(Options, words))))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(write, __doc__))

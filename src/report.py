@@ -15,39 +15,31 @@ from __future__ import annotations
 import sys
 
 from fedspa.core.errors import UserError
-from fedspa.report.options import parse
-from fedspa.runs.interruption import command
+from fedspa.core.options import read_options
+from fedspa.report.options import Options
+from fedspa.runs.commands import main
 
 
-@command
-def main(arguments: list[str]) -> int:
-    """Write the report; returns the exit code."""
-    if not arguments or {"--help", "-h"} & set(arguments):
-        print(__doc__)
-        return 0 if arguments else 2
+def report(words: list[str]) -> None:
+    """Write the report."""
+    options = read_options(Options, words)
+
+    from fedspa.report.page import make_report, write_report
+    from fedspa.report.runs import read_runs
+    from fedspa.report.study import make_study
+
+    study = make_study(options.name, read_runs(options.folders()))
+    made = make_report(study, targets=options.targets, beside_paper=options.paper)
     try:
-        options = parse(arguments)
-
-        from fedspa.report.page import make_report, write_report
-        from fedspa.report.runs import read_runs
-        from fedspa.report.study import make_study
-
-        study = make_study(options.name, read_runs(options.folders()))
-        report = make_report(study, targets=options.targets, beside_paper=options.paper)
-        try:
-            page = write_report(report, study, options.out)
-        except OSError as error:
-            raise UserError(
-                f"out={options.out} cannot be written ({error.strerror}): give another folder by out=<folder>."
-            ) from error
-    except UserError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 2
-    for line in report.left_out:
+        page = write_report(made, study, options.folder)
+    except OSError as error:
+        raise UserError(
+            f"out={options.folder} cannot be written ({error.strerror}): give another folder by out=<folder>."
+        ) from error
+    for line in made.left_out:
         print(f"Left out: {line}")
-    print(f"{report.facts[0]}\nThe report is {page}")
-    return 0
+    print(f"{made.facts[0]}\nThe report is {page}")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(report, __doc__))

@@ -9,16 +9,11 @@ import sys
 from pathlib import Path
 
 from fedspa.core.errors import UserError
-from fedspa.runs.interruption import command
+from fedspa.runs.commands import main
 
 
-@command
-def main(folders: list[str]) -> int:
-    """Bring the mirror of each run up to date; returns the exit code."""
-    if not folders or {"--help", "-h"} & set(folders):
-        print(__doc__)
-        return 0 if folders else 2
-
+def sync(folders: list[str]) -> int:
+    """Bring the mirror of each run up to date; 2 if one could not be."""
     from fedspa.tracking.mirror import ABOUT, Mirror
     from fedspa.tracking.store import store_needed
 
@@ -37,4 +32,4 @@ def main(folders: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sync, __doc__))

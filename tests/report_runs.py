@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from fedspa.core import names
-from fedspa.core.records import Costs, RoundRecord, RunInfo, RunResult, Spread
+from fedspa.core.records import Costs, RoundRecord, Spread
+from fedspa.core.tracker import RunInfo, RunResult
 from fedspa.tracking.run_folder import RunFolder
 
 LABEL_COUNTS = np.array([[4, 0], [4, 0], [0, 4], [2, 2]])

@@ -258,6 +258,12 @@ def test_a_run_that_has_not_finished_is_left_out_with_a_warning(study: Path, tmp
         fedspa.load(root)
 
 
+@pytest.mark.parametrize("path", [3, None, b"x", ["a"], object(), Path, "a\0b"])
+def test_a_path_of_a_wrong_type_is_one_sentence(path: Any) -> None:
+    with pytest.raises(fedspa.UserError, match=r"^path=.* is no path: give a text or a pathlib\.Path\.$"):
+        fedspa.load(path)
+
+
 def test_a_folder_without_runs_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(fedspa.UserError, match=f"{tmp_path} holds no run"):
         fedspa.load(tmp_path)

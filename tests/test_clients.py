@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspa.core.errors import UserError
-from fedspa.core.records import ClientTests
+from fedspa.core.tracker import ClientTests
 from fedspa.data.digits import Digits
 from fedspa.data.sets import ArraySet, Data
 from fedspa.partition.base import Partition

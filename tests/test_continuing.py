@@ -16,7 +16,7 @@ from test_resume import ONE, TINY, files, rows
 from fedspa.checkpoints.resuming import place
 from fedspa.config.plan import Plan
 from fedspa.core.errors import UserError
-from fedspa.core.records import Continued
+from fedspa.core.tracker import Continued
 from fedspa.runs.experiment import run
 
 Planned = Callable[..., Plan]

@@ -29,6 +29,7 @@ from fedspa.export.formats import as_onnx, as_safetensors, as_torch
 from fedspa.export.stored_run import StoredRun
 from fedspa.partition.clients import client_rows
 from fedspa.runs.assembly import Federation, build
+from fedspa.runs.commands import main
 from fedspa.runs.experiment import run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,10 +88,11 @@ def command(
     for module in (fedspa.export.command, fedspa.export.runs):
         monkeypatch.setattr(module, "project_root", lambda: tmp_path)
     monkeypatch.chdir(tmp_path)
-    main = runpy.run_path(str(ROOT / "src" / "export.py"))["main"]
+    program = runpy.run_path(str(ROOT / "src" / "export.py"))
 
     def command(*arguments: str) -> tuple[int, str, str]:
-        code = main(list(arguments))
+        monkeypatch.setattr(sys, "argv", ["export.py", *arguments])
+        code = main(program["write"], program["__doc__"])
         told = capsys.readouterr()
         return code, told.out, told.err
 

@@ -15,6 +15,7 @@ import pytest
 
 import report
 import sync
+from fedspa.runs.commands import main
 from fedspa.runs.interruption import SIGNALS, Interruptions, Preempted, command
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "src")}
@@ -34,7 +35,7 @@ def in_a_fork(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.parametrize("program", [report, sync])
+@pytest.mark.parametrize("program", [report.report, sync.sync])
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)]
 )
@@ -42,10 +43,10 @@ def test_a_report_and_a_sync_end_with_a_word_and_a_code(
     program, number: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
-    monkeypatch.setattr("fedspa.report.options.parse", lambda words: hit(number))
-    monkeypatch.setattr(report, "parse", lambda words: hit(number))
+    monkeypatch.setattr(report, "read_options", lambda form, words: hit(number))
     monkeypatch.setattr("fedspa.tracking.mirror.Mirror", lambda folder: hit(number))
-    assert program.main(["runs=here"]) == code
+    monkeypatch.setattr(sys, "argv", ["program", "runs=here"])
+    assert main(program, "usage") == code
     assert capsys.readouterr().err == "Stopped.\n"
     assert [signal.getsignal(each) for each in SIGNALS] == before
 

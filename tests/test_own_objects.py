@@ -416,9 +416,56 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, arguments: dict[str, Any], to
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_word_about_an_object_is_refused() -> None:
-    with pytest.raises(fedspa.UserError, match="val_fraction has no effect beside an own dataset"):
-        fedspa.Federation("dataset.val_fraction=0.1", **TOY)
+def test_the_fractions_are_set_in_any_form(tmp_path: Path) -> None:
+    def made(*words: str, **settings: Any) -> float:
+        return fedspa.Federation(*words, **TOY | settings)._plan.dataset.val_fraction
+
+    shares = [
+        made(val_fraction=0.25),
+        made(val_fraction=np.float32(0.25)),
+        made(dataset={"val_fraction": 0.25}),
+        made("dataset.val_fraction=0.25"),
+    ]
+    assert shares == [0.25] * 4
+    with pytest.raises(fedspa.UserError, match="^val_fraction is set twice"):
+        made("dataset.val_fraction=0.25", dataset={"val_fraction": 0.25})
+
+
+NO_ARRAYS = [3, None, "a", [[1.0], [2.0, 3.0]], torch.eye(120).to_sparse(), torch.empty(120, device="meta")]
+NO_NUMBERS = [True, "half", [0.1], {"a": 1}, b"x", object(), np.ones(2)]
+WRONG = {
+    "data": [*NO_ARRAYS, *((part, TARGETS) for part in NO_ARRAYS), *((INPUTS, part) for part in NO_ARRAYS)],
+    "clients": [
+        *NO_ARRAYS,
+        [None] * 120,
+        [None, "a"] * 60,
+        [[0, 1], 3],
+        [[0], [[1], 2]],
+        [np.array(0)] * 120,
+    ],
+    "test": [part for part in NO_ARRAYS if part is not None],
+    "test_clients": [part for part in NO_ARRAYS if part is not None],
+    "test_fraction": NO_NUMBERS,
+    "val_fraction": NO_NUMBERS,
+    "public_fraction": NO_NUMBERS,
+    "folder": [3, b"x", ["a"], {}, object(), np.ones(2), "a\0b"],
+    "quiet": [3, None, "no", np.ones(2)],
+    "model": [3, b"x", object(), np.ones(2), int, "a\0b"],
+    "method": [3, b"x", object(), np.ones(2), int, "a\0b"],
+    "batchnorm": [3, b"x", object(), np.ones(2)],
+    "logger": [3, b"x", object(), [1, None], [["csv"]], "a\0b"],
+    "rounds": [10**30, b"x", object(), 1j],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_argument_of_a_wrong_type_is_one_sentence_that_names_it(tmp_path: Path, name: str) -> None:
+    beside = {"test": (INPUTS, TARGETS)} if name == "test_clients" else {}
+    for value in WRONG[name]:
+        with pytest.raises(fedspa.UserError) as mistake:
+            fedspa.Federation(**TOY | beside | {name: value})
+        text = str(mistake.value)
+        assert name in text and "\n" not in text, (value, text)
 
 
 # The example

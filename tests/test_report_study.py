@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from report_runs import make_run
 
 from fedspa.core.errors import UserError
+from fedspa.core.paths import config_dir
 from fedspa.report import labels, masks
 from fedspa.report.runs import Run, folders_in_store, folders_under, read_runs, varied
 from fedspa.report.study import Study, make_study
@@ -113,7 +114,17 @@ def test_rows_are_methods_and_settings_are_data_in_the_papers_order(tmp_path: Pa
     assert [setting.label for setting in study.settings] == [
         "CIFAR-10, IID", "CIFAR-10, Dirichlet 0.5", "CIFAR-10, Dirichlet 0.3",
     ]  # fmt: skip
-    assert all(len(study.runs(row, setting)) == 1 for row in study.rows for setting in study.settings)
+    assert all(len(setting.runs_of(row)) == 1 for row in study.rows for setting in study.settings)
+
+
+def test_partitions_of_a_data_set_stand_together(tmp_path: Path) -> None:
+    for dataset in ("b.csv", "a.csv"):
+        for name in ("iid", "column"):
+            make_run(
+                tmp_path / f"{dataset}-{name}", {"local": [1]}, dataset=dataset, partition={"name": name}
+            )
+    labels = [setting.label for setting in study_of(tmp_path).settings]
+    assert labels == ["a.csv, IID", "a.csv, column", "b.csv, IID", "b.csv, column"]
 
 
 def test_a_methods_public_rows_make_no_other_data(tmp_path: Path) -> None:
@@ -140,8 +151,8 @@ def test_what_was_varied_of_a_method_makes_rows(tmp_path: Path) -> None:
     assert [row.label for row in study.rows] == [
         "FedSpa (DST)", "Sub-FedAvg sparsity=0.2", "Sub-FedAvg sparsity=0.8",
     ]  # fmt: skip
-    assert [run.seed for run in study.runs(study.rows[1], study.settings[0])] == [0, 1]
-    assert "training.lr" in varied(study.all_runs)
+    assert [run.seed for run in study.settings[0].runs_of(study.rows[1])] == [0, 1]
+    assert "training.lr" in varied(study.runs)
 
 
 def test_networks_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -156,7 +167,7 @@ def test_networks_of_one_name_are_told_apart(tmp_path: Path) -> None:
     study = study_of(tmp_path)
     labels = [setting.label.split()[-1] for setting in study.settings]
     assert labels == ["model=resnet18", "model=timm:resnet18"]
-    assert varied(study.all_runs) == ["model"]
+    assert varied(study.runs) == ["model"]
 
 
 def test_options_are_named_as_one_types_them(tmp_path: Path) -> None:
@@ -186,26 +197,57 @@ def test_a_repeated_run_is_left_out_and_an_unknown_method_keeps_its_name(tmp_pat
     make_run(tmp_path / "b", {"local": [2]}, method="mine", mask="none", hardware={"threads": 2})
     study = study_of(tmp_path)
     assert [row.label for row in study.rows] == ["mine"]
-    assert [run.name for run in study.all_runs] == ["b"]
+    assert [run.name for run in study.runs] == ["b"]
     assert study.left_out == [("a", "b repeats its settings and seed")]
+
+
+# The published names; for what has several spellings, that of its paper's title or of its algorithm.
+PUBLISHED = {
+    "method": "APFL DisPFL Ditto FedAdagrad FedAdam FedALA FedAvg FedAvgM FedBABU FedBN FedDST FedDyn FedMD FedPer "
+    "FedProx FedRep FedSelect FedSpa FedYogi L2GD LG-FedAvg Local LotteryFL MAPPER pFedMe SCAFFOLD SSFL Sub-FedAvg "
+    "Subsampling",
+    "mask": "DeepR DSR DST GMP GraNet N:M none RigL RSM SNFS SNIP Top-KAST channels",
+}
+
+
+@pytest.mark.parametrize("group", PUBLISHED)
+def test_each_method_and_searcher_has_its_published_name(group: str) -> None:
+    printed = set()
+    for file in (config_dir() / group).glob("*.yaml"):
+        node = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        assert isinstance(node, dict)
+        printed.add(labels.component(group, node.get(group, node), []))
+    assert printed - {"FedSpa head"} == set(PUBLISHED[group].split())
+
+
+def test_a_package_of_the_user_has_labels_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_methods.py").write_text(
+        "from fedspa.methods.scaffold import Scaffold\n"
+        "class Mine(Scaffold):\n    label = 'mine-v2'\n"
+        "class Later(Mine): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def label(name: str, own: str, trusted: list[str]) -> str:
+        return labels.component("method", {"name": name, "_target_": f"own_methods.{own}"}, trusted)
+
+    assert label("mine_v2", "Mine", ["own_methods"]) == "mine-v2"
+    assert label("later", "Later", ["own_methods"]) == "Later"
+    assert label("mine", "Mine", []) == "Mine"  # a package that is not named is not imported
 
 
 @pytest.mark.parametrize(
     ("name", "own", "printed"),
     [
-        ("fedala", "FedALA", "FedALA"),
-        ("subfedavg", "SubFedAvg", "Sub-FedAvg"),
         ("fedspa_head", "FedSpa", "FedSpa head"),
-        ("fedavgm", "FedAvg", "FedAvgM"),
-        ("lgfedavg", "FedAvg", "LG-FedAvg"),
-        ("fedper", "FedAvg", "FedPer"),
-        ("fedbn", "FedAvg", "FedBN"),
         ("my_method", "MyMethod", "MyMethod"),
         ("mine", "Other", "mine"),
     ],
 )
-def test_a_method_is_labelled_by_its_name_and_its_class(name: str, own: str, printed: str) -> None:
-    assert labels.component({"name": name, "_target_": f"somewhere.{own}"}) == printed
+def test_a_method_that_is_not_installed_is_labelled_by_its_name_and_its_class(
+    name: str, own: str, printed: str
+) -> None:
+    assert labels.component("method", {"name": name, "_target_": f"somewhere.{own}"}, []) == printed
 
 
 # Numbers

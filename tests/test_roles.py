@@ -126,7 +126,7 @@ def test_runs_that_differ_in_no_result_are_one_row(tmp_path: Path, other: dict[s
     study = study_of(tmp_path)
     [row], [setting] = study.rows, study.settings
     assert row.label == "FedSpa (DST)"
-    assert [run.summary["final/accuracy/global"] for run in study.runs(row, setting)] == [50.8, 37.6]
+    assert [run.summary["final/accuracy/global"] for run in setting.runs_of(row)] == [50.8, 37.6]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_runs_that_are_tested_otherwise_are_never_averaged(
     study = study_of(tmp_path)
     texts = sorted("null" if value is None else str(value) for value in values)
     assert sorted(row.label for row in study.rows) == [f"FedSpa (DST) {setting}={text}" for text in texts]
-    assert all(len(study.runs(row, study.settings[0])) == 1 for row in study.rows)
+    assert all(len(study.settings[0].runs_of(row)) == 1 for row in study.rows)
 
 
 def test_two_seeds_are_one_row_though_the_second_was_started_with_resume(
@@ -165,8 +165,6 @@ def test_two_seeds_are_one_row_though_the_second_was_started_with_resume(
     run(plan(*small, "seed=1", "resume=auto", "checkpoint.every=1", "name=again"), tmp_path / "b")
     study = study_of(tmp_path)
     [row], [setting] = study.rows, study.settings
-    assert [run.seed for run in study.runs(row, setting)] == [0, 1]
-    [line] = all_tables(study)[0].lines
-    assert (
-        line.row.label == "FedSpa (DST)" and "seed]" not in line.cells[0].text and "±" in line.cells[0].text
-    )
+    assert [run.seed for run in setting.runs_of(row)] == [0, 1]
+    [[first, *_]] = all_tables(study)[0].lines.values()
+    assert row.label == "FedSpa (DST)" and "seed]" not in first.text and "±" in first.text

@@ -137,7 +137,9 @@ def test_every_metric_is_wherever_accuracy_is(
     numbers = results(study, tables)
     means = numbers[numbers["quantity"] == "macro_f1"].set_index("kind")["mean"]
     [table] = [table for table in tables if table.name.startswith("macro-f1")]
-    cells = dict(zip([column.name for column in table.columns], table.lines[0].cells, strict=True))
+    cells = dict(
+        zip([column.name for column in table.columns], next(iter(table.lines.values())), strict=True)
+    )
     for kind in ("global", "local", "finetuned"):
         mean = summary[f"final/macro_f1/{kind}"]
         if kind != "finetuned":

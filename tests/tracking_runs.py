@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from fedspa.core import names
-from fedspa.core.records import Costs, Event, RoundRecord, RunInfo, RunResult, Spread
+from fedspa.core.records import Costs, Event, RoundRecord, Spread
+from fedspa.core.tracker import RunInfo, RunResult
 
 COSTS = Costs(train_flops=1e12 / 3, search_flops=1e10, down_bytes=4000, up_bytes=2000, mask_bytes=125)
 DENSE = Costs(train_flops=5e11, down_bytes=6000, up_bytes=6000)

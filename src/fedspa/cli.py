@@ -31,7 +31,7 @@ from fedspa.config.plan import Plan, check
 from fedspa.config.recorded import KEYS, repeating
 from fedspa.config.schema import register
 from fedspa.core.errors import UserError, nearest
-from fedspa.core.explaining import explain
+from fedspa.core.explaining import explain, no_item
 from fedspa.core.launch import launched
 from fedspa.core.lazy_torch import defer_torch
 from fedspa.core.paths import config_dir
@@ -223,6 +223,8 @@ def explain_hydra(error: Exception) -> UserError:
             f"{kept[1]} of the run that is repeated would be replaced by what another group brings: choose it too, as "
             f"in {kept[1]}=<a file of conf/{kept[1]}>."
         )
+    elif text.startswith("invalid literal for int()"):  # OmegaConf's error does not name the setting
+        mistake = no_item(text.split("'")[1])
     elif text.startswith(("Ambiguous value", "Sweep parameters")):
         override = text.split("'")[1]
         mistake = UserError(f"{override} is several values: add -m to run each, or write a list as [a,b].")

@@ -6,26 +6,22 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.masks.dynamic import DynamicSearcher
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import drop_and_grow
+from fedspa.masks.select import by_tensor, drop_and_grow
 
 
 @dataclass(kw_only=True)
 class Lottery(DynamicSearcher):
     """Exchanges the same share of every tensor's active weights in every search."""
 
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("mask.share", self.share, low=0, high=1)
+    share: float = limited(0.1, low=0, high=1)
 
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         if not self.searching(search.round):
             return search.mask
         draws = torch.rand(search.space.total, generator=search.generator).to(search.weights)
-        vectors = map(search.space.split, (search.mask, search.weights.abs(), draws))
-        pieces = zip(search.counts, *vectors, strict=True)
-        return torch.cat([drop_and_grow(*piece, int(self.share * count)) for count, *piece in pieces])
+        counts = [int(self.share * count) for count in search.counts]
+        vectors = (search.mask, search.weights.abs(), draws)
+        return by_tensor(drop_and_grow, search.space.split, vectors, counts)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedspa.config.composing import as_words
+from fedspa.config.composing import as_words, parsed
 from fedspa.core.components import KINDS
 from fedspa.core.errors import UserError, brief
 from fedspa.core.settings import FederationSettings, TrainingSettings
@@ -28,6 +29,29 @@ SHORT = {
 del SHORT["clients"]  # the clients of the user's own data
 OBJECTS = ("model", "method", "mask", "layer_sparsity", "server_optimizer")
 """Groups of the config that accept an object of the user."""
+
+
+def as_path(where: str, value: Any) -> Path:
+    """A path from Python. Raises `UserError` for anything else."""
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or "\0" in text:
+        raise UserError(f"{where}={value!r} is no path: give a text or a pathlib.Path.")
+    return Path(text)
+
+
+def without_fractions(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """The words that do not set `FRACTIONS`, and the values of those that do, by name."""
+    others, found = list[str](), dict[str, Any]()
+    names = {f"dataset.{name}": name for name in FRACTIONS}
+    for word, override in zip(words, parsed(words), strict=True):
+        name = names.get(override.key_or_group)
+        if name is None or override.is_sweep_override():
+            others.append(word)
+        elif name in found:
+            raise UserError(f"{name} is set twice: leave one out.")
+        else:
+            found[name] = override.value()
+    return others, found
 
 
 def told_apart(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from fedspa.api.arguments import FRACTIONS, OBJECTS, SHORT, component, in_python, model_maker, told_apart
+from fedspa.api.arguments import (
+    OBJECTS,
+    SHORT,
+    as_path,
+    component,
+    in_python,
+    model_maker,
+    told_apart,
+    without_fractions,
+)
 from fedspa.api.finished import Run, read
 from fedspa.api.process import stay_in_one_process, threads_of_torch, torch_as_it_was
 from fedspa.checkpoints.resuming import AUTO, place
@@ -95,20 +104,24 @@ class Federation:
         of_data = {
             "clients": clients, "test": test, "test_clients": test_clients, "test_fraction": test_fraction,
         }  # fmt: skip
-        self._quiet, self._wanted_folder = quiet, folder
-        self.folder = None if folder is None else Path(folder)
+        if not isinstance(quiet, bool):
+            raise UserError(f"quiet={quiet!r} is not True or False.")
+        self._quiet = quiet
+        self.folder = self._wanted_folder = None if folder is None else as_path("folder", folder)
         """The folder of the run's files; None before the first round of a run without a given folder."""
         self._threads = threads_of_torch()
         self._live: weakref.ref[Generator[Round, None, None]] | None = None
         self._shortened = set(SHORT if data is not None else SHORT.keys() & settings.keys())
         with in_python(self._shortened):
             batchnorm = None if isinstance(model, str | dict | None) else settings.pop("batchnorm", None)
-            fractions = {} if data is None else {name: settings.pop(name, 0.0) for name in FRACTIONS}
             given, objects = told_apart(settings)
+            given = [*words, *given]
             nodes, defaults = _nodes(objects), ["logger=none"]
             if data is not None:
                 from fedspa.api.own_data import own_data
 
+                with _explained():
+                    given, fractions = without_fractions(given)
                 source, partition = own_data(data, **of_data, **fractions)
                 objects |= {"dataset": source, "partition": partition}
                 nodes |= {"dataset": source.node, "partition": partition.node}
@@ -120,18 +133,15 @@ class Federation:
                 defaults += ["mask=none", "sparsity=0"]
             if "model" in objects and batchnorm is not None:
                 nodes["model"]["batchnorm"] = batchnorm
-            self._objects, self._words = objects, ([*words, *given], defaults, nodes)
+            self._objects, self._words = objects, (given, defaults, nodes)
             self._plan, self._default_folder = self._planned()
 
     def _planned(self) -> tuple[Plan, Path]:
         """A checked plan, and the default folder for its files."""
-        from fedspa.cli import explain_hydra
         from fedspa.config.plan import check
 
-        try:
+        with _explained():
             config, command = composed(*self._words)
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
-            raise explain_hydra(error) from error
         if self._threads > 1:
             stay_in_one_process(config, self._threads)
         plan = check(config, self._objects)
@@ -205,6 +215,17 @@ def run(
     return Federation(*words, folder=folder, quiet=quiet, **settings).run()
 
 
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn Hydra's errors about settings into a `UserError`."""
+    from fedspa.cli import explain_hydra
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise explain_hydra(error) from error
+
+
 def _nodes(objects: dict[str, Any]) -> dict[str, Any]:
     """The config's records of the user's objects. `objects` is changed to the objects that a run takes."""
     if not objects:
@@ -224,7 +245,7 @@ def _nodes(objects: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _own_folder(wanted: str | os.PathLike[str] | None, default: Path) -> Iterator[Path]:
+def _own_folder(wanted: Path | None, default: Path) -> Iterator[Path]:
     """The folder of a run. A new folder is removed if nothing was written to it.
 
     Raises `UserError` if the folder cannot be written to, or has another run.
@@ -232,7 +253,7 @@ def _own_folder(wanted: str | os.PathLike[str] | None, default: Path) -> Iterato
     from fedspa.cli import UNWRITABLE, unwritable
     from fedspa.runs.folders import new_folder
 
-    own = default if wanted is None else Path(wanted)
+    own = wanted or default
     there = wanted is not None and own.is_dir()
     try:
         try:

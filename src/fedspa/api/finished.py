@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from fedspa.api.arguments import as_path
 from fedspa.core import names
 from fedspa.core.errors import UserError, check_choice
 from fedspa.report.runs import folders_under, read_runs
@@ -81,7 +82,7 @@ def load(path: str | os.PathLike[str]) -> Run | pd.DataFrame:
 
     Raises `UserError` if no run can be read.
     """
-    root = Path(path)
+    root = as_path("path", path)
     if (root / "config.yaml").is_file():
         return read(root)
     found = read_runs(folders_under(root))

@@ -108,9 +108,10 @@ def own_data(
 
     fractions: the shares of each client's rows for validation and public rows, as for `Source`.
     """
-    for name, value in fractions.items():
-        if type(value) not in (int, float):
-            raise UserError(f"{name}={value!r} is no number: it must be in [0, 1).")
+    fraction = TEST_FRACTION if test_fraction is None else test_fraction
+    for name, value in {**fractions, "test_fraction": fraction}.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            raise UserError(f"{name}={value!r} is no number: it must be a share, less than 1.")
     train_set = _array_set("data", data)
     if clients is None:
         raise UserError(
@@ -123,7 +124,6 @@ def own_data(
         if test_clients is not None:
             raise UserError("test_clients is about test=(inputs, targets), which is missing.")
         test_set = train_set
-        fraction = TEST_FRACTION if test_fraction is None else test_fraction
         check_range("test_fraction", fraction, low=0, high=1, low_open=True, high_open=True)
         train, held_out = _held_out(train, names, fraction)
     else:
@@ -184,24 +184,32 @@ def _array_set(where: str, pair: Any) -> ArraySet:
 
 def _tensor(where: str, values: Any) -> torch.Tensor:
     """A tensor on the CPU, [N, ...] with at least two dimensions: floats, int64 or uint8."""
-    if isinstance(values, torch.Tensor):
-        tensor = values.detach().cpu().clone()
-    else:
-        array = np.asarray(values)
-        if array.dtype.kind not in "biuf":
-            raise UserError(
-                f"{where} have dtype {array.dtype}: they must be numbers, as np.unique(names, return_inverse=True)[1] "
-                "makes of names."
-            )
-        wide = array.dtype.kind == "u" and array.dtype != np.uint8
-        tensor = torch.from_numpy(np.array(array, dtype=np.int64 if wide else array.dtype))
-    if tensor.ndim == 0 or tensor.is_complex():
+    if isinstance(values, torch.Tensor) and values.dtype == torch.bfloat16:
+        values = values.float()  # NumPy has no bfloat16
+    array = _array(where, values)
+    if array.dtype.kind not in "biuf":
         raise UserError(
-            f"{where} have shape {list(tensor.shape)} and dtype {tensor.dtype}: they must be rows of numbers."
+            f"{where} have dtype {array.dtype}: they must be numbers, as np.unique(names, return_inverse=True)[1] "
+            "makes of names."
         )
-    if not tensor.is_floating_point() and tensor.dtype != torch.uint8:
-        tensor = tensor.long()
+    if array.ndim == 0:
+        raise UserError(f"{where} are one number: they must be rows of numbers.")
+    if array.dtype.kind == "f":
+        kind = "f8" if array.itemsize > 8 else array.dtype.str
+    else:
+        kind = "u1" if array.dtype == np.uint8 else "i8"
+    tensor = torch.from_numpy(np.array(array, dtype=kind))
     return tensor.reshape(len(tensor), *(tensor.shape[1:] or (1,)))
+
+
+def _array(where: str, values: Any) -> np.ndarray:
+    """Lists, arrays and dense tensors as an array. Raises `UserError` for what cannot be one."""
+    try:
+        return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"{where} cannot be made an array: lists must have equal lengths, and tensors must be dense."
+        ) from error
 
 
 def _check_alike(train: ArraySet, test: ArraySet) -> None:
@@ -225,7 +233,7 @@ def _rows(where: str, given: Any, count: int) -> tuple[list[np.ndarray], list[An
         given: a client for each of `count` rows, or a list of each client's rows.
     """
     if not _is_list_of_rows(given):
-        ids = np.asarray(given.cpu() if isinstance(given, torch.Tensor) else given)
+        ids = _array(where, given)
         if ids.shape != (count,):
             raise UserError(
                 f"{where} has shape {list(ids.shape)}, but there are {count} rows: it must name the client of each."
@@ -234,12 +242,15 @@ def _rows(where: str, given: Any, count: int) -> tuple[list[np.ndarray], list[An
             raise UserError(
                 f"{where} has no client (NaN) in row {int(np.flatnonzero(~np.isfinite(ids))[0])}."
             )
-        names, number = np.unique(ids, return_inverse=True)
+        try:
+            names, number = np.unique(ids, return_inverse=True)
+        except TypeError as error:  # None, or objects that have no order
+            raise UserError(f"{where} must name the client of each row by a number or a text.") from error
         order = np.argsort(number, kind="stable")
         return np.split(order, np.cumsum(np.bincount(number))[:-1]), names.tolist()
-    rows = [np.asarray(part.cpu() if isinstance(part, torch.Tensor) else part) for part in given]
+    rows = [_array(where, part) for part in given]
     for client, part in enumerate(rows):
-        if not len(part):
+        if part.ndim == 1 and not len(part):
             raise UserError(f"{where}: client {client} has no rows.")
         if part.ndim != 1 or part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= count:
             raise UserError(

@@ -13,7 +13,8 @@ from fedspa.checkpoints.resuming import refuse_other_settings
 from fedspa.core.errors import UserError, brief
 from fedspa.core.identity import ROUNDS, following_rounds
 from fedspa.core.packed_mask import PackedMask
-from fedspa.core.records import MAIN_KINDS, VALIDATION, Continued, RoundRecord
+from fedspa.core.records import MAIN_KINDS, VALIDATION, RoundRecord
+from fedspa.core.tracker import Continued
 
 
 class Part(Protocol):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedspa.core.errors import UserError, check_choice
+from fedspa.core.explaining import without_value
 from fedspa.core.settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -15,6 +16,18 @@ if TYPE_CHECKING:
 
 PYTHON_CLASS = "python_class"
 """Replaces `_target_` in the node of a component that was a Python object. No config can make such an object again."""
+
+
+def check_values(values: Mapping[str, Any] | Sequence[Any], where: str = "") -> None:
+    """Raise `UserError` for ??? and for a whole number that needs more than 64 bits."""
+    for key, value in values.items() if isinstance(values, Mapping) else enumerate(values):
+        name = f"{where}.{key}" if where else str(key)
+        if isinstance(value, Mapping | list):
+            check_values(value, name)
+        elif value == "???":
+            raise without_value(name)
+        elif isinstance(value, int) and value.bit_length() > 63:
+            raise UserError(f"{name}={value} is out of range: a whole number has at most 64 bits.")
 
 
 def check_objects(values: Mapping[str, Any], objects: Mapping[str, Any]) -> None:

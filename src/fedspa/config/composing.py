@@ -53,11 +53,17 @@ def composed(
 
 
 def parsed(words: Sequence[str]) -> list[Override]:
-    """The words in Hydra's form. Raises `UserError` for a group that does not get the name of an option."""
+    """The words in Hydra's form. Raises `UserError` for a group that does not get the name of an option, and for words
+    that are no settings."""
+    for word in words:
+        if not isinstance(word, str) or "\0" in word:
+            raise UserError(f"{word!r} is not a setting in words, such as 'dataset=digits'.")
     overrides = OverridesParser.create().parse_overrides(list(words))
     for override in overrides:
-        group, word = override.key_or_group, override.input_line
-        options = [file.stem for file in (config_dir() / group).glob("*.yaml")] if group else []
+        group, word = override.key_or_group, str(override.input_line)
+        if not group:
+            raise UserError(f"{word} names no setting: it is written as key=value.")
+        options = [file.stem for file in (config_dir() / group).glob("*.yaml")]
         if override.is_delete() and group in ("model", *ONE_EACH):
             raise left_out(group)
         if override.is_delete() or override.is_sweep_override() or not options:
@@ -65,8 +71,11 @@ def parsed(words: Sequence[str]) -> list[Override]:
         value = override.value()
         if isinstance(value, list) and group in ("model", *ONE_EACH):
             raise UserError(f"{word} is a list: {group} takes one option, as in {group}=<name>.")
-        if not isinstance(value, str | list):
-            raise UserError(f"{word} is not known: {nearest(written(value), options)}.")
+        for option in value if isinstance(value, list) else [value]:
+            if not isinstance(option, str) or option == "???":
+                raise UserError(
+                    f"{group}={written(option)} is not known: {nearest(written(option), options)}."
+                )
     return overrides
 
 
@@ -74,9 +83,6 @@ def _check(words: Sequence[str], nodes: Mapping[str, Any]) -> None:
     """Raise `UserError` for words that only the command line has, for several values, and for a setting that is set
     twice or beside an object."""
     seen = set[str]()
-    for word in words:
-        if not isinstance(word, str):
-            raise UserError(f"{word!r} is not a setting in words, such as 'dataset=digits'.")
     for override in parsed(words):
         key = override.key_or_group
         section = key.replace("/", ".").partition(".")[0]

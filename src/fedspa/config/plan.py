@@ -20,6 +20,7 @@ from fedspa.config.checking import (
     check_named,
     check_objects,
     check_personal_layers,
+    check_values,
     moves_by_itself,
 )
 from fedspa.config.schema import ONE_EACH, SEVERAL
@@ -143,6 +144,7 @@ def check(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Plan:
         values = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise explain(error) from error
+    check_values(values)
     settings, resolved = build("", schema, values)
     trusted = settings.trusted_packages
     parts: dict[str, Any] = {}

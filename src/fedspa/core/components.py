@@ -25,7 +25,7 @@ KINDS = {
     "hardware": "fedspa.training.hardware.Hardware",
     "engine": "fedspa.training.choice.EngineChoice",
     "metrics": "fedspa.metrics.base.Metric",
-    "loggers": "fedspa.core.records.Tracker",
+    "loggers": "fedspa.core.tracker.Tracker",
 }
 """The base class of each group of components."""
 

@@ -13,17 +13,28 @@ from omegaconf import OmegaConf
 from omegaconf.base import Container, Node
 from omegaconf.errors import (
     ConfigAttributeError,
+    ConfigIndexError,
     ConfigKeyError,
     ConfigTypeError,
+    GrammarParseError,
     InterpolationResolutionError,
+    MissingMandatoryValue,
     OmegaConfBaseException,
-    UnsupportedInterpolationType,
     ValidationError,
 )
 
 from fedspa.core.errors import UserError, nearest, written
 from fedspa.core.paths import config_dir
 
+REASONS = {
+    r"Interpolation key '(.*)' not found": "the setting {} does not exist or is null",
+    r"Unsupported interpolation type (.*)": "there is no resolver {}",
+    r"Recursive interpolation detected": "it refers to itself",
+    r"KeyError raised .*Environment variable '(.*)' not found.*": "there is no environment variable {}",
+    r"(?:TypeError|GrammarParseError) raised .*": "the resolver does not take these arguments",
+    r"\w+ raised while resolving interpolation: (.*)": "{}",
+}
+"""OmegaConf's messages about an interpolation, and the reason to show."""
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -41,8 +52,20 @@ def explain(
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
         return _unknown(error, where, group, config)
     what = str(error).splitlines()[0].rstrip(".")
-    if isinstance(error, InterpolationResolutionError | UnsupportedInterpolationType):
-        return UserError(f"{where}={error.child_node._value()} cannot be resolved: {what}.")
+    if missing := re.search(r"Missing mandatory value: (.*)", what):
+        return without_value(where if isinstance(error, MissingMandatoryValue) else missing[1])
+    if isinstance(error, GrammarParseError):
+        form = "${<setting>} or ${<resolver>:<values>}"
+        return UserError(f"{where} has an interpolation that cannot be read: it is written as {form}.")
+    if isinstance(error, InterpolationResolutionError) and not isinstance(error, ValidationError):
+        reasons = (
+            reason.format(*found.groups())
+            for pattern, reason in REASONS.items()
+            if (found := re.fullmatch(pattern, what))
+        )
+        return UserError(f"{where}={error.child_node._value()} cannot be resolved: {next(reasons, what)}.")
+    if isinstance(error, ConfigIndexError) or "is not an int" in what:
+        return no_item(where)
     if isinstance(error, ConfigTypeError) and "does not support deletion" in what:
         return left_out(where)
     if what.startswith("Cannot merge"):  # a list into a section, or the other way round
@@ -52,6 +75,16 @@ def explain(
     if isinstance(error, ValidationError) and (typed := _wanted(error, where)):
         return typed
     return UserError(f"{where}: {what}." if where else f"{what}.")
+
+
+def without_value(where: str) -> UserError:
+    """The sentence about a setting that is ???, which means in Hydra that it has no value yet."""
+    return UserError(f"{where}=??? has no value: write {where}=<value>.")
+
+
+def no_item(where: str) -> UserError:
+    """The sentence about an item that a list does not have."""
+    return UserError(f"{where} is no item of the list: write the whole list, as <setting>=[a,b].")
 
 
 def left_out(where: str) -> UserError:
@@ -76,7 +109,7 @@ def _wanted(error: ValidationError, where: str) -> UserError | None:
         kind = error.ref_type if error.key is None else get_args(error.ref_type)[-1]
     if isinstance(value, Node):
         value = OmegaConf.to_container(value) if isinstance(value, Container) else value._value()
-    if value == {} and kind in KINDS:  # Hydra's result for <where>.<key>=<value>
+    if isinstance(value, dict) and not value and kind in KINDS:  # Hydra's result for <where>.<key>=<value>
         return UserError(f"{where} is {KINDS[kind]}, and holds no settings: write {where}=<value>.")
     given = f"{where}={written(value)}"
     if is_dataclass(kind):

@@ -9,6 +9,8 @@ Lightning, pandas, matplotlib, MLflow). The function that begins the work import
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -37,3 +39,15 @@ def defer_torch() -> None:
 
     stand_in.__getattr__ = load  # type: ignore[method-assign]
     sys.modules["torch"] = stand_in
+
+
+@contextmanager
+def torch_deferred() -> Iterator[None]:
+    """Defer torch inside. Outside other libraries, such as matplotlib, would use the stand-in and load torch."""
+    there = "torch" in sys.modules
+    defer_torch()
+    try:
+        yield
+    finally:
+        if not there and sys.modules["torch"].__file__ == "deferred":
+            del sys.modules["torch"]

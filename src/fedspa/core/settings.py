@@ -6,33 +6,11 @@ model, method, mask, ...) are typed by the dataclass that their YAML names as `_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from fedspa.core.errors import UserError, check_choice, check_range, written
-
-
-def limited(default: Any, *, choices: Sequence[str] = (), **limits: Any) -> Any:
-    """A setting with valid choices, or with limits as `check_range` takes them. null is allowed."""
-    return field(default=default, metadata={"choices": choices, "limits": limits})
-
-
-@dataclass
-class Limited:
-    """A section of the config. It refuses values outside the limits of its settings."""
-
-    section: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        for setting in fields(self):
-            value, where = getattr(self, setting.name), f"{self.section}.{setting.name}".lstrip(".")
-            if value is None or not setting.metadata:
-                continue
-            if setting.metadata["choices"]:
-                check_choice(where, value, setting.metadata["choices"])
-            else:
-                check_range(where, value, **setting.metadata["limits"])
+from fedspa.core.errors import UserError, written
+from fedspa.core.limits import Limited, limited
 
 
 @dataclass

@@ -17,7 +17,6 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from fedspa.core.errors import check_choice
 from fedspa.core.records import plus, times
 from fedspa.core.weights import ParameterSpace
 
@@ -55,9 +54,6 @@ class NetworkCosts:
     """The bits of a mask that cuts out channels, a bit for each unit of channels; None: a bit for each parameter."""
     uncounted: tuple[str, ...] = ()
     """The layers whose FLOPs cannot be counted, by path and kind. If there are any, all FLOPs are None."""
-
-    def __post_init__(self) -> None:
-        check_choice("costs.convention", self.convention, ("honest", "paper"))
 
     @classmethod
     def of(

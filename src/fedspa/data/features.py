@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from fedspa.core.errors import UserError, check_choice
+from fedspa.core.errors import UserError
+from fedspa.core.limits import limited
 from fedspa.data.parts import FRACTIONS, Part
 from fedspa.data.sets import ArraySet
 from fedspa.data.tables import TableSource
@@ -30,18 +31,13 @@ class Features(TableSource):
     """The number of inputs of a row; 0: read from the data."""
     label: Any = None
     """The column to predict; of a regression also a list of several."""
-    task: str | None = None
+    task: str | None = limited(None, choices=TASKS)
     """classification or regression; null: a regression where the label holds fractions, or whole numbers of more
     than 20 values."""
     columns: list[str] = field(default_factory=list)
     """The columns to predict from; []: all but `label` and `group_by`."""
     things: ClassVar[str] = "rows"
     FACTS: ClassVar[tuple[str, ...]] = (*TableSource.FACTS, "inputs", "task")
-
-    def check_settings(self) -> None:
-        super().check_settings()
-        if self.task is not None:
-            check_choice("dataset.task", self.task, TASKS)
 
     @property
     def is_regression(self) -> bool:

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from datasets.utils import tqdm
 
-from fedspa.core.errors import UserError, brief, check_choice, check_range
+from fedspa.core.errors import UserError, brief, check_range
+from fedspa.core.limits import limited
 from fedspa.data import image_files
 from fedspa.data.parts import Labels, Part
 from fedspa.data.pictures import CHANNELS, RESIZES, BadPicture, Fit, channels_of, opened
@@ -51,33 +52,23 @@ class Images(TableSource, ImageSource):
 
     image: str | None = None
     """The column of the images; null: the only one there is."""
-    resize: str | None = None
+    resize: str | None = limited(None, choices=RESIZES)
     """crop (the middle part), pad (with black) or stretch to dataset.image_size; null: images are as they are."""
-    colour: str | None = None
+    colour: str | None = limited(None, choices=CHANNELS)
     """Turn all images into grey, rgb or rgba ones; null: as they are."""
-    background: int | None = None
+    background: int | None = limited(None, low=0, high=255)
     """The grey value, 0 to 255, behind transparent pixels; null: transparent pixels are refused."""
-    white: int | None = None
+    white: int | None = limited(None, low=1)
     """The value of images of more than 8 bits a channel that becomes 255; null: such images are refused."""
 
     FACTS: ClassVar[tuple[str, ...]] = (*TableSource.FACTS, "channels", "image_size", "mean", "std")
 
-    def check_settings(self) -> None:
-        super().check_settings()
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.image_size:
             check_range("dataset.image_size", min(self.sides), low=1)
-        if self.resize is not None:
-            check_choice("dataset.resize", self.resize, RESIZES)
-            if not self.image_size:
-                raise UserError(f"dataset.resize={self.resize} needs a dataset.image_size, such as 32.")
-        if self.colour is not None:
-            check_choice("dataset.colour", self.colour, CHANNELS)
-        for name, value, low, high in (
-            ("background", self.background, 0, 255),
-            ("white", self.white, 1, None),
-        ):
-            if value is not None:
-                check_range(f"dataset.{name}", value, low=low, high=high)
+        elif self.resize is not None:
+            raise UserError(f"dataset.resize={self.resize} needs a dataset.image_size, such as 32.")
 
     def _describe(self) -> None:
         train = self._split("train_split", self.train_split)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from fedspa.core.errors import check_range
+from fedspa.core.limits import Limited, limited
 from fedspa.data.examples import Batch, Examples
 from fedspa.data.sets import ArraySet, MadeImages
 
@@ -18,19 +18,16 @@ CLIENTS_KEPT = 4
 
 
 @dataclass(kw_only=True)
-class Augmentation:
+class Augmentation(Limited):
     """Random changes to a training image, in this order; the defaults change nothing."""
 
-    crop_padding: int = 0
+    section: ClassVar[str] = "dataset.augmentation"
+    crop_padding: int = limited(0, low=0)
     """Pad with so many black pixels on each side, then crop the original size at random."""
     flip: bool = False
     """Mirror left and right with probability 1/2."""
-    cutout: int = 0
+    cutout: int = limited(0, low=0)
     """After normalising, set a square of this side at a random centre to 0 (DeVries and Taylor, 2017)."""
-
-    def __post_init__(self) -> None:
-        check_range("dataset.augmentation.crop_padding", self.crop_padding, low=0)
-        check_range("dataset.augmentation.cutout", self.cutout, low=0)
 
     @property
     def active(self) -> bool:

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedspa.core.errors import UserError, check_choice, check_range, written
+from fedspa.core.errors import UserError, check_range, written
+from fedspa.core.limits import Limited, limited
 from fedspa.data.examples import Arrays, Examples
 from fedspa.data.pixels import Augmentation, MadePixels, Pixels
 from fedspa.data.sets import ArraySet, Data, MadeImages
@@ -21,9 +22,10 @@ SPLITS = ("train", "test")
 
 
 @dataclass(kw_only=True)
-class Source(ABC):
+class Source(Limited, ABC):
     """Examples in a training and a test split. Without `read`, it states facts only."""
 
+    section: ClassVar[str] = "dataset"
     name: str
     classes: int
     """0 where the targets are numbers (a regression)."""
@@ -32,15 +34,15 @@ class Source(ABC):
     train_rows: int | None = None
     """Use only so many training examples, the first ones."""
     test_rows: int | None = None
-    val_fraction: float = 0.0
+    val_fraction: float = limited(0.0, low=0, high=1, high_open=True)
     """Share of each client's own training rows that is kept apart for validation."""
-    public_fraction: float = 0.0
+    public_fraction: float = limited(0.0, low=0, high=1, high_open=True)
     """Share of each client's training rows that becomes public: all clients have these rows, and none its own."""
-    client_test_images: int = 100
+    client_test_images: int = limited(100, low=1)
     """Test examples of a client, drawn with its own label shares."""
-    client_test_rounding: str = "exact"
+    client_test_rounding: str = limited("exact", choices=("exact", "ceil"))
     """exact: that many, by largest remainder. ceil: each class's share rounded up, as related code does."""
-    least_test_share: float = 0.5
+    least_test_share: float = limited(0.5, low=0, high=1)
     """Where the test split has too few examples of a class for a client's label shares, it gets fewer than
     `client_test_images`: the run is refused where that is less than this share of them."""
 
@@ -50,17 +52,9 @@ class Source(ABC):
     """The augmentation of images. It is no field, so other data sets have no such setting."""
 
     def __post_init__(self) -> None:
-        self.check_settings()
+        super().__post_init__()
         if self.is_described:
             self.check_facts()
-
-    def check_settings(self) -> None:
-        """Raise `UserError` for a setting that is wrong whatever the data is."""
-        check_range("dataset.val_fraction", self.val_fraction, low=0, high=1, high_open=True)
-        check_range("dataset.public_fraction", self.public_fraction, low=0, high=1, high_open=True)
-        check_range("dataset.client_test_images", self.client_test_images, low=1)
-        check_range("dataset.least_test_share", self.least_test_share, low=0, high=1)
-        check_choice("dataset.client_test_rounding", self.client_test_rounding, ("exact", "ceil"))
 
     def check_facts(self) -> None:
         """Raise `UserError` for facts that cannot be, and for settings that do not go with them."""

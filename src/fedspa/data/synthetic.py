@@ -7,7 +7,7 @@ from functools import cached_property
 
 import torch
 
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.core.randomness import generator
 from fedspa.data.sets import ArraySet
 from fedspa.data.source import ImageSource
@@ -23,14 +23,9 @@ class SyntheticImages(ImageSource):
     The data depends on `data_seed` alone, not on the run's seed: runs with several seeds share one data set.
     """
 
-    noise: float = 1.0
+    noise: float = limited(1.0, low=0)
     """Standard deviation of the pixel noise, in units of the pattern's own."""
-    data_seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("dataset.noise", self.noise, low=0)
-        check_range("dataset.data_seed", self.data_seed, low=0)
+    data_seed: int = limited(0, low=0)
 
     @cached_property
     def patterns(self) -> torch.Tensor:

@@ -7,7 +7,8 @@ from functools import lru_cache
 
 import torch
 
-from fedspa.core.errors import UserError, check_range
+from fedspa.core.errors import UserError
+from fedspa.core.limits import limited
 from fedspa.core.randomness import generator, numpy_generator
 from fedspa.data.sets import ArraySet, Data, MadeImages
 from fedspa.data.synthetic import SyntheticImages
@@ -23,13 +24,11 @@ class SyntheticClients(SyntheticImages):
     There is no list of images, rows or clients anywhere: a client costs nothing until it is trained or tested.
     """
 
-    client_train_images: int = 50
-    gamma: float = 0.3
+    client_train_images: int = limited(50, low=1)
+    gamma: float = limited(0.3, low=0, low_open=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("dataset.client_train_images", self.client_train_images, low=1)
-        check_range("dataset.gamma", self.gamma, low=0, low_open=True)
         clients = self.clients
         sizes = (clients * self.client_train_images, clients * self.client_test_images)
         if (self.effective_train_size, self.effective_test_size) != sizes or not clients:

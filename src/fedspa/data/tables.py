@@ -17,6 +17,7 @@ import datasets
 import numpy as np
 
 from fedspa.core.errors import UserError, check_range, nearest
+from fedspa.core.limits import limited
 from fedspa.core.randomness import numpy_generator
 from fedspa.data import files, hub
 from fedspa.data.parts import KEYS, Labels, Part
@@ -55,20 +56,15 @@ class TableSource(Source):
     train_split: str = "train"
     test_split: str | None = None
     """null: test or validation, whichever there is; none: a share of the training split is held out."""
-    test_fraction: float = 0.2
+    test_fraction: float = limited(0.2, low=0, high=1, low_open=True, high_open=True)
     """The share that is held out, taken from each class, or from each group if there is a `group_by`."""
     group_by: str | None = None
     """A column, such as the writer, that natural partitions go by; null: the one that partition.column names."""
-    data_seed: int = 0
+    data_seed: int = limited(0, low=0)
     """The seed of the held-out share and of `train_rows`. It is not the run's: all its seeds share one data set."""
 
     FACTS: ClassVar[tuple[str, ...]] = ("outputs", "train_size", "test_size", "test_split")
     """The fields and properties that the data decides."""
-
-    def check_settings(self) -> None:
-        super().check_settings()
-        check_range("dataset.test_fraction", self.test_fraction, low=0, high=1, low_open=True, high_open=True)
-        check_range("dataset.data_seed", self.data_seed, low=0)
 
     # ---- the facts
 

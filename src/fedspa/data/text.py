@@ -10,7 +10,8 @@ import datasets
 import numpy as np
 import torch
 
-from fedspa.core.errors import UserError, check_range
+from fedspa.core.errors import UserError
+from fedspa.core.limits import limited
 from fedspa.data.parts import Part
 from fedspa.data.sets import ArraySet
 from fedspa.data.tables import TableSource
@@ -30,18 +31,13 @@ class Text(TableSource):
 
     text: str = "text"
     """The column of the texts: strings, or lists of ids from 1."""
-    length: int = 40
-    stride: int = 1
+    length: int = limited(40, low=1)
+    stride: int = limited(1, low=1)
     """Without a label: predict every so manieth token."""
     vocabulary: int = 0
     """Tokens that there are, 0 included; 0: read from the data."""
     things: ClassVar[str] = "texts"
     FACTS: ClassVar[tuple[str, ...]] = (*TableSource.FACTS, "vocabulary")
-
-    def check_settings(self) -> None:
-        super().check_settings()
-        check_range("dataset.length", self.length, low=1)
-        check_range("dataset.stride", self.stride, low=1)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -8,55 +8,50 @@ from typing import TYPE_CHECKING
 
 from fedspa.core.errors import UserError, brief, check_choice
 from fedspa.core.files import write_whole
-from fedspa.core.key_values import key_values
 from fedspa.core.paths import project_root
 from fedspa.export.runs import run_folder
 
 if TYPE_CHECKING:
     from fedspa.export.client_model import ClientModel
 
-KEYS = ("run", "client", "format", "model", "out")
 MODELS = ("personal", "local", "global")
 SUFFIXES = {"torch": ".pt2", "safetensors": ".safetensors", "onnx": ".onnx"}
 """The ending of the file's name, by format."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Options:
     """The chosen model and its format."""
 
-    run: str
-    client: int | None
-    """None only for a global model that all clients share."""
-    format: str
+    run: str = ""
+    client: int | None = None
+    """From 0. None only for a global model that all clients share."""
+    format: str = ""
     model: str = "personal"
     out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.run:
+            raise UserError("Say which run the model is of: run=<a run's folder, or its id in MLflow>.")
+        if not self.format:
+            raise UserError(f"Say how to write the model: format={', '.join(SUFFIXES)}.")
+        check_choice("format", self.format, SUFFIXES)
+        check_choice("model", self.model, MODELS)
+        if self.client is None and self.model != "global":
+            raise UserError(f"Say whose model={self.model} to write: client=<number, from 0>.")
+        if self.client is not None and self.client < 0:
+            raise UserError(f"client={self.client} is not a client's number: they are counted from 0.")
+        if self.out and self.out.suffix != (suffix := SUFFIXES[self.format]):
+            raise UserError(
+                f"out={self.out} does not end as files of format={self.format} do: name it "
+                f"{self.out.stem}{suffix}."
+            )
 
     @property
     def file_name(self) -> str:
         """The file's name if `out` is not given."""
         whose = "" if self.client is None else f"client{self.client}-"
         return f"{whose}{self.model}{SUFFIXES[self.format]}"
-
-
-def parse(arguments: list[str]) -> Options:
-    """Read `key=value` arguments. Raises `UserError` for the first mistake."""
-    given = key_values(arguments, KEYS)
-    if "run" not in given:
-        raise UserError("Say which run the model is of: run=<a run's folder, or its id in MLflow>.")
-    if "format" not in given:
-        raise UserError(f"Say how to write the model: format={', '.join(SUFFIXES)}.")
-    kind, model = given["format"], given.get("model", "personal")
-    check_choice("format", kind, SUFFIXES)
-    check_choice("model", model, MODELS)
-    client, out = given.get("client"), Path(given["out"]) if "out" in given else None
-    if client is None and model != "global":
-        raise UserError(f"Say whose model={model} to write: client=<number, from 0>.")
-    if client is not None and not (client.isascii() and client.isdigit()):
-        raise UserError(f"client={client} is not a client's number: they are counted from 0.")
-    if out and out.suffix != (suffix := SUFFIXES[kind]):
-        raise UserError(f"out={out} does not end as files of format={kind} do: name it {out.stem}{suffix}.")
-    return Options(given["run"], None if client is None else int(client), kind, model, out)
 
 
 def export(options: Options) -> list[str]:

@@ -7,25 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor, prod
+from typing import ClassVar
 
-from fedspa.core.errors import check_choice, check_range
+from fedspa.core.limits import Limited, limited
 
 
 @dataclass(kw_only=True)
-class LayerSparsity(ABC):
+class LayerSparsity(Limited, ABC):
     """A rule that divides a density among tensors. All arithmetic is exact, in Fractions and ints."""
 
+    section: ClassVar[str] = "layer_sparsity"
     name: str = ""
     """The name in the config. An object made in Python gets the name of its class."""
-    mask_scope: str = "all"
+    mask_scope: str = limited("all", choices=("all", "weights"))
     """The tensors that are masked and make up the budget: all, or weights (tensors of two or more dimensions;
     the others stay dense and do not count)."""
-    min_active: int = 0
+    min_active: int = limited(0, low=0)
     """The least number of active parameters of each masked tensor. A smaller tensor keeps all of its parameters."""
-
-    def __post_init__(self) -> None:
-        check_choice("layer_sparsity.mask_scope", self.mask_scope, ("all", "weights"))
-        check_range("layer_sparsity.min_active", self.min_active, low=0)
 
     def active_counts(self, shapes: Sequence[tuple[int, ...]], density: Fraction) -> list[int]:
         """The number of active parameters of each tensor, for a density in [0, 1] of the masked ones.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
 from math import prod
@@ -31,10 +32,28 @@ def counts_with_flow(
     Raises `UserError` if a layer would have no active weight, so that nothing can flow through it. One warning names
     all other tensors without active parameters, such as biases.
     """
-    counts = rule.active_counts(shapes, _density(sparsity))
-    blocked = _blocked(names, shapes, counts, by_tensor)
-    if blocked is not None:
-        raise UserError(_refusal(rule, names, shapes, sparsity, blocked, by_tensor))
+
+    def blocked(density: Fraction) -> str:
+        """The reason why nothing flows through a layer at a density; "" if every layer passes a signal on."""
+        counts = rule.active_counts(shapes, density)
+        layers = {n: count for n, s, count in zip(names, shapes, counts, strict=True) if _is_weight(n, s)}
+        if by_tensor:
+            return next((f"no active parameter in {name}" for name, count in layers.items() if not count), "")
+        # With fewer active parameters than layers, at least one layer is empty.
+        total = sum(counts)
+        return f"{total} active parameters for {len(layers)} layers" if total < len(layers) else ""
+
+    density = 1 - Fraction(str(sparsity))  # of the decimal text, so that 1 - 0.8 is 0.2
+    if reason := blocked(density):
+        steps = range(1, STEPS)
+        largest = bisect_left(steps, True, key=lambda step: bool(blocked(1 - Fraction(step, STEPS)))) / STEPS
+        way_out = ", or layer_sparsity.min_active=1, which keeps at least one active parameter in each tensor"
+        raise UserError(
+            f"sparsity={sparsity} with layer_sparsity={rule.name} leaves {reason}, so that nothing can flow through "
+            f"the network: every run above sparsity={f'{largest:.6f}'.rstrip('0').rstrip('.')} fails so, and a network "
+            f"needs more weights to learn; lower sparsity{way_out * (rule.min_active == 0)}."
+        )
+    counts = rule.active_counts(shapes, density)
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if empty and by_tensor:
         logger.warning(
@@ -47,57 +66,13 @@ def counts_with_flow(
 def check_total(shapes: Sequence[tuple[int, ...]], sparsity: float) -> None:
     """Raise `UserError` if a sparsity leaves fewer active weights than layers."""
     weights = [prod(shape) for shape in shapes if len(shape) > 1]
-    if (left := int(_density(sparsity) * sum(weights))) < len(weights):
+    if (left := int((1 - Fraction(str(sparsity))) * sum(weights))) < len(weights):
         raise UserError(
             f"sparsity={sparsity} leaves {left} active weights for {len(weights)} layers, so that nothing can flow "
             "through the network: lower sparsity."
         )
 
 
-def _density(sparsity: float) -> Fraction:
-    return 1 - Fraction(str(sparsity))  # of the decimal text, so that 1 - 0.8 is 0.2
-
-
-def _blocked(
-    names: Sequence[str], shapes: Sequence[tuple[int, ...]], counts: Sequence[int], by_tensor: bool
-) -> str | None:
-    """The reason why nothing flows through a layer; None if every layer passes a signal on."""
-    tensors = [(n, c) for n, s, c in zip(names, shapes, counts, strict=True) if _is_weight(n, s)]
-    if by_tensor:
-        return next((f"no active parameter in {name}" for name, count in tensors if not count), None)
-    # With fewer active parameters than layers, at least one layer is empty.
-    total = sum(counts)
-    return f"{total} active parameters for {len(tensors)} layers" if total < len(tensors) else None
-
-
 def _is_weight(name: str, shape: tuple[int, ...]) -> bool:
     """True if this tensor multiplies all that a layer passes on: a weight, or the scale of a norm."""
     return prod(shape) > 0 and (len(shape) >= 2 or (name.endswith("weight") and prod(shape) > 1))
-
-
-def _refusal(
-    rule: LayerSparsity,
-    names: Sequence[str],
-    shapes: Sequence[tuple[int, ...]],
-    sparsity: float,
-    blocked: str,
-    by_tensor: bool,
-) -> str:
-    def works(step: int) -> bool:
-        counts = rule.active_counts(shapes, 1 - Fraction(step, STEPS))
-        return _blocked(names, shapes, counts, by_tensor) is None
-
-    low, high = 0, STEPS  # works at low, and not at high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if works(middle) else (low, middle)
-    largest = f"{low / STEPS:.6f}".rstrip("0").rstrip(".")
-    way_out = f"every run above sparsity={largest} fails so, and a network needs more weights to learn; lower sparsity"
-    if rule.min_active == 0:
-        way_out += (
-            ", or layer_sparsity.min_active=1, which keeps at least one active parameter in each tensor"
-        )
-    return (
-        f"sparsity={sparsity} with layer_sparsity={rule.name} leaves {blocked}, so that "
-        f"nothing can flow through the network: {way_out}."
-    )

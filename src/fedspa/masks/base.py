@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from fedspa.core.client import Client, Trained
 from fedspa.core.client_state import MASK, ClientState, Item
-from fedspa.core.errors import check_choice
+from fedspa.core.limits import Limited, limited
 from fedspa.core.packed_mask import PackedMask
 from fedspa.masks.checking import check_mask, refusal
 from fedspa.masks.search_input import SearchInput
@@ -40,19 +40,19 @@ class Fitted:
 
 
 @dataclass(kw_only=True)
-class MaskSearcher(Fitted, ABC):
+class MaskSearcher(Fitted, Limited, ABC):
     """Draws the first masks, and finds the next ones: Next_Masks of the paper's Algorithm 1."""
 
+    section: ClassVar[str] = "mask"
     name: str = ""
     """The name in the config. An object made in Python gets the name of its class."""
-    initial: str = "same"
+    initial: str = limited("same", choices=("same", "different"))
     """same: all clients start from one random mask; different: each client starts from its own."""
 
+    label: ClassVar[str]
+    """The spelling in print, where the name of the class has another one. Not inherited."""
     cuts_channels: ClassVar[bool] = False
     """True if masks cut out whole channels. The network's parameter space then has its channels."""
-
-    def __post_init__(self) -> None:
-        check_choice("mask.initial", self.initial, ("same", "different"))
 
     def check_sparsity(self, rule: str, sparsity: float) -> None:  # noqa: B027 (most searchers take any)
         """Raise `UserError` if the sparsity, or the rule of layer_sparsity by its name, does not fit the masks."""
@@ -63,10 +63,8 @@ class MaskSearcher(Fitted, ABC):
 
     # The plan -------------------------------------------------------------------------------------------
 
-    @property
-    def searches(self) -> bool:
-        """True if masks change after the first one, so that the next one travels."""
-        return False
+    searches: ClassVar[bool] = False
+    """True if masks change after the first one, so that the next one travels."""
 
     def searching(self, round: int) -> bool:
         """True if a round (from 0) searches for masks. In other rounds masks stay, and no search is charged."""
@@ -113,11 +111,9 @@ class MaskSearcher(Fitted, ABC):
         """True if a search that exchanges parameters needs the dense gradient. Its cost is then charged."""
         return False
 
-    @property
-    def searches_first(self) -> bool:
-        """True if `first_mask` finds a client's first mask from its data. The client then receives the dense
-        weights, and does not search again in that round. False: the first mask is drawn at random."""
-        return False
+    searches_first: ClassVar[bool] = False
+    """True if `first_mask` finds a client's first mask from its data. The client then receives the dense weights, and
+    does not search again in that round. False: the first mask is drawn at random."""
 
     @property
     def needs_first_gradient(self) -> bool:

@@ -10,16 +10,17 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 
 from fedspa.core.channels import Channels
-from fedspa.core.errors import UserError, check_choice
+from fedspa.core.errors import UserError
+from fedspa.core.limits import limited
 from fedspa.core.randomness import uniform
 from fedspa.masks.dst import DST
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import drop_and_grow, whole
+from fedspa.masks.select import by_tensor, drop_and_grow, whole
 
 if TYPE_CHECKING:
     from fedspa.core.client import Client
@@ -38,21 +39,16 @@ class Widths:
 class ChannelDST(Widths, DST):
     """Drops and grows units of channels (see `Channels`), each with all of its weights, biases, scales and shifts."""
 
-    drop: str = "norm"
+    drop: str = limited("norm", choices=("norm", "taylor"))
     """The score of an active unit; the smallest are dropped. norm: the L2 norm of its weights. taylor:
     |sum of gradient x weight| (Molchanov et al., 2019)."""
-    regrow: str = "rolling"
+    regrow: str = limited("rolling", choices=("gradient", "random", "rolling"))
     """The inactive units to regrow: in turn, from a place that moves on by one each round (rolling; FedRolex, Alam et
     al., 2022), random ones, or those of largest gradient. The gradient of an absent channel is 0. So for it clients
     receive the dense weights, and compute one batch with the dense network."""
 
-    REGROW: ClassVar[tuple[str, ...]] = ("gradient", "random", "rolling")
     cuts_channels = True
     keeps_tensors = False  # of the layer sparsity only the total is used
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("mask.drop", self.drop, ("norm", "taylor"))
 
     def fit(self, space: ParameterSpace, target: Sequence[int], horizon: int) -> None:
         """Choose the numbers of units. Raises `UserError` if even one unit in each group exceeds the budget."""
@@ -88,9 +84,8 @@ class ChannelDST(Widths, DST):
         space, channels = search.space, search.space.channels
         assert channels is not None
         units = space.mask_bits(search.mask)
-        scores = self._dropping(search, channels), self._growing(search, channels)
-        pieces = zip(*map(channels.split, (units, *scores)), self._exchanged(search.round), strict=True)
-        return space.mask_of(torch.cat([drop_and_grow(*piece) for piece in pieces]))
+        vectors = (units, self._dropping(search, channels), self._growing(search, channels))
+        return space.mask_of(by_tensor(drop_and_grow, channels.split, vectors, self._exchanged(search.round)))
 
     def _exchanged(self, round: int) -> list[int]:
         """The units of each group that a search exchanges; none in a group that is whole."""

@@ -13,7 +13,7 @@ import torch
 
 from fedspa.masks.dynamic import DynamicSearcher
 from fedspa.masks.search_input import SearchInput, random_scores
-from fedspa.masks.select import drop_and_grow
+from fedspa.masks.select import by_tensor, drop_and_grow
 
 
 @dataclass(kw_only=True)
@@ -27,7 +27,5 @@ class DeepR(DynamicSearcher):
             return search.mask
         assert search.start is not None
         product = search.start * search.weights  # below 0 where the sign changed
-        draws = random_scores(search)
-        flipped = search.space.count(product < 0)
-        pieces = zip(*map(search.space.split, (search.mask, product, draws)), flipped, strict=True)
-        return torch.cat([drop_and_grow(*piece) for piece in pieces])
+        vectors = (search.mask, product, random_scores(search))
+        return by_tensor(drop_and_grow, search.space.split, vectors, search.space.count(product < 0))

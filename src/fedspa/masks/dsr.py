@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 
 from fedspa.core.client_state import Item
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.masks.dynamic import Moving
 from fedspa.masks.search_input import SearchInput, random_scores
-from fedspa.masks.select import without_smallest
+from fedspa.masks.select import by_tensor, without_smallest
 
 THRESHOLD = "search.threshold"
 """The name of a client's H in its state: float64 [1]."""
@@ -29,25 +29,18 @@ THRESHOLD = "search.threshold"
 class DSR(Moving):
     """Drops weights below one threshold, and regrows at random."""
 
-    threshold: float = 1e-3
+    threshold: float = limited(1e-3, low=0, low_open=True)
     """The threshold H of a client's first search."""
-    share: float = 0.1
+    share: float = limited(0.1, low=0, high=1)
     """The wanted number of dropped weights, as a share of the active weights in sparse tensors."""
 
     grows_from_zero = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("mask.threshold", self.threshold, low=0, low_open=True)
-        check_range("mask.share", self.share, low=0, high=1)
-
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         if not self.searching(search.round):
             return search.mask
-        pieces = zip(
-            *map(search.space.split, (search.mask, search.weights.abs())), self._dropped(search), strict=True
-        )
-        kept = torch.cat([without_smallest(*piece) for piece in pieces])
+        vectors = (search.mask, search.weights.abs())
+        kept = by_tensor(without_smallest, search.space.split, vectors, self._dropped(search))
         draws = random_scores(search)
         draws[search.mask.bool() & ~kept] = -1
         return self.regrown(search, kept, draws, search.space.count(kept))

@@ -9,37 +9,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from fedspa.core.errors import check_choice, check_range
+from fedspa.core.limits import limited
 from fedspa.masks.dynamic import DynamicSearcher
 from fedspa.masks.search_input import SearchInput, random_scores
-from fedspa.masks.select import drop_and_grow
+from fedspa.masks.select import by_tensor, drop_and_grow
 
 
 @dataclass(kw_only=True)
 class DST(DynamicSearcher):
     """Prunes by magnitude, and regrows by gradient (as RigL does) or at random (as SET does)."""
 
-    alpha0: float = 0.5
+    alpha0: float = limited(0.5, low=0, high=1)
     """The share of a tensor's active weights that the first search exchanges."""
-    anneal_rounds: int = 1000
+    anneal_rounds: int = limited(1000, low=1)
     """The horizon T of the annealing. By default it is the run's number of rounds."""
-    anneal_divisor: str = "rounds_minus_one"
+    anneal_divisor: str = limited("rounds_minus_one", choices=("rounds_minus_one", "rounds"))
     """The cosine's period: T - 1 as in the paper's appendix, or T (rounds) as in related code."""
-    regrow: str = "gradient"
+    regrow: str = limited("gradient", choices=("gradient", "random"))
     """The inactive coordinates to regrow: those of largest gradient, or random ones."""
-
-    REGROW: ClassVar[tuple[str, ...]] = ("gradient", "random")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("mask.alpha0", self.alpha0, low=0, high=1)
-        check_range("mask.anneal_rounds", self.anneal_rounds, low=1)
-        check_choice("mask.anneal_divisor", self.anneal_divisor, ("rounds_minus_one", "rounds"))
-        check_choice("mask.regrow", self.regrow, self.REGROW)
 
     @property
     def needs_gradient(self) -> bool:
@@ -63,21 +53,10 @@ class DST(DynamicSearcher):
         """Exchange ceil(alpha_t x active) coordinates of each tensor; its active count never changes."""
         if not self.searching(search.round):
             return search.mask
-        rate, pieces = self.prune_rate(search.round), []
-        vectors = (search.mask, search.weights, self._growth(search))
-        for count, mask, weights, growth in zip(
-            search.counts, *map(search.space.split, vectors), strict=True
-        ):
-            if count < len(mask):  # in a dense tensor every dropped coordinate would grow again
-                # The small slack keeps 0.3 x 10, which is 3.0000000000000004 or so in binary, at 3.
-                exchange = math.ceil(rate * count - 1e-9)
-                mask = drop_and_grow(mask, weights.abs(), growth.abs(), exchange)
-            pieces.append(mask)
-        return torch.cat(pieces)
-
-    @staticmethod
-    def _growth(search: SearchInput) -> torch.Tensor:
-        """The score [trained] whose magnitude decides which coordinates regrow."""
-        if search.gradient is not None:
-            return search.gradient
-        return random_scores(search)
+        growth = random_scores(search) if search.gradient is None else search.gradient.abs()
+        rate, pairs = self.prune_rate(search.round), zip(search.counts, search.space.sizes, strict=True)
+        # In a dense tensor every dropped coordinate would grow again. The small slack keeps 0.3 x 10, which is
+        # 3.0000000000000004 or so in binary, at 3.
+        exchanged = [math.ceil(rate * count - 1e-9) if count < size else 0 for count, size in pairs]
+        vectors = (search.mask, search.weights.abs(), growth)
+        return by_tensor(drop_and_grow, search.space.split, vectors, exchanged)

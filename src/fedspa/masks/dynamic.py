@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.core.packed_mask import PackedMask
 from fedspa.masks.base import Counts, MaskSearcher
 from fedspa.masks.search_input import SearchInput
@@ -26,21 +26,14 @@ GROWN = "search.grown"
 class DynamicSearcher(MaskSearcher):
     """A searcher whose masks change from update to update."""
 
-    interval: int = 1
+    interval: int = limited(1, low=1)
     """The number of rounds from one search to the next; round 1 searches. A longer training between two searches
     explores more reliably (In-Time Over-Parameterization; Liu et al., ICML 2021)."""
 
+    searches: ClassVar[bool] = True
     grows_from_zero: ClassVar[bool] = False
     """True if a parameter that was inactive starts from 0 at the client's next update. False: it starts from the
     server's dense value (a warm start)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("mask.interval", self.interval, low=1)
-
-    @property
-    def searches(self) -> bool:
-        return True
 
     def searching(self, round: int) -> bool:
         return round % self.interval == 0
@@ -63,27 +56,18 @@ class DynamicSearcher(MaskSearcher):
 class Scheduled(DynamicSearcher):
     """A searcher with a schedule that ends before the run does."""
 
-    anneal_rounds: int = 1000
+    anneal_rounds: int = limited(1000, low=1)
     """The schedule's number of rounds. By default it is the run's number of rounds."""
-    end: float = 0.75
+    end: float = limited(0.75, low=0, high=1, low_open=True)
     """The share of those rounds after which the schedule ends: T_end."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("mask.anneal_rounds", self.anneal_rounds, low=1)
-        check_range("mask.end", self.end, low=0, high=1, low_open=True)
 
 
 @dataclass(kw_only=True)
 class Annealed(Scheduled):
     """A searcher that exchanges a share of the active weights. The share falls along a cosine to 0 at T_end."""
 
-    alpha: float = 0.3
+    alpha: float = limited(0.3, low=0, high=1)
     """The share of the active weights that the first search exchanges."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("mask.alpha", self.alpha, low=0, high=1)
 
     def searching(self, round: int) -> bool:
         return super().searching(round) and round < self.end * self.anneal_rounds

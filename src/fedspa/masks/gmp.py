@@ -12,29 +12,24 @@ from typing import ClassVar
 
 import torch
 
-from fedspa.core.errors import check_choice, check_range
+from fedspa.core.limits import limited
 from fedspa.masks.base import Counts
 from fedspa.masks.dynamic import Scheduled
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import whole, without_smallest
+from fedspa.masks.select import by_tensor, whole, without_smallest
 
 
 @dataclass(kw_only=True)
 class GMP(Scheduled):
     """Prunes by magnitude along a cubic schedule."""
 
-    scope: str = "tensor"
+    scope: str = limited("tensor", choices=("global", "tensor"))
     """The weights that compete: those of each tensor for its planned count (tensor), or those of all sparse tensors for
     the planned total (global)."""
-    initial_sparsity: float = 0.0
+    initial_sparsity: float = limited(0.0, low=0, high=1)
     """The share of a sparse tensor's parameters that the random first mask leaves out, at most its final sparsity."""
 
     exchanges: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("mask.scope", self.scope, ("global", "tensor"))
-        check_range("mask.initial_sparsity", self.initial_sparsity, low=0, high=1)
 
     def searching(self, round: int) -> bool:
         """True after T_end too: a client may take part for the first time then."""
@@ -62,13 +57,12 @@ class GMP(Scheduled):
         planned = self.counts(search.round)
         if not self.searching(search.round) or planned in (list(search.counts), sum(search.counts)):
             return search.mask
-        scores = search.space.split(search.weights.abs())
+        scores = search.weights.abs()
         if isinstance(planned, int):
-            pairs = zip(scores, self.sparse, strict=True)
+            pairs = zip(search.space.split(scores), self.sparse, strict=True)
             competing = torch.cat([s if sparse else torch.full_like(s, torch.inf) for s, sparse in pairs])
             return without_smallest(search.mask, competing, sum(search.counts) - planned).to(search.mask)
         assert planned is not None
-        pieces = zip(search.space.split(search.mask), scores, search.counts, planned, strict=True)
-        return torch.cat([without_smallest(mask, score, now - then) for mask, score, now, then in pieces]).to(
-            search.mask
-        )
+        dropped = [now - then for now, then in zip(search.counts, planned, strict=True)]
+        vectors = (search.mask, scores)
+        return by_tensor(without_smallest, search.space.split, vectors, dropped).to(search.mask)

@@ -14,7 +14,7 @@ import torch
 from fedspa.masks.dynamic import Annealed
 from fedspa.masks.gmp import GMP
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import drop_and_grow
+from fedspa.masks.select import by_tensor, drop_and_grow
 
 
 @dataclass(kw_only=True)
@@ -37,5 +37,4 @@ class GraNet(GMP, Annealed):
             return mask
         counts = self.exchanged(search.round, search.space.count(mask))
         vectors = (mask, search.weights.abs(), search.gradient.abs())
-        pieces = zip(*map(search.space.split, vectors), counts, strict=True)
-        return torch.cat([drop_and_grow(*piece) for piece in pieces])
+        return by_tensor(drop_and_grow, search.space.split, vectors, counts)

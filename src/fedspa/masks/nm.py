@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from fedspa.core.errors import UserError, check_range
+from fedspa.core.limits import limited
 from fedspa.masks.dynamic import Annealed
 from fedspa.masks.search_input import SearchInput
 from fedspa.masks.select import drop_and_grow, largest, smallest, whole
@@ -33,8 +34,9 @@ class NM(Annealed):
     """Drops and grows inside groups."""
 
     n: int = 2
-    m: int = 4
+    m: int = limited(4, low=2)
 
+    label: ClassVar[str] = "N:M"
     initial: ClassVar[str] = "same"  # type: ignore[misc]  # no mask is drawn: not a setting
 
     needs_gradient = True
@@ -43,7 +45,6 @@ class NM(Annealed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("mask.m", self.m, low=2)
         check_range("mask.n", self.n, low=1, high=self.m - 1)
 
     def check_sparsity(self, rule: str, sparsity: float) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from fedspa.masks.dynamic import Annealed
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import drop_and_grow
+from fedspa.masks.select import by_tensor, drop_and_grow
 
 
 @dataclass(kw_only=True)
@@ -32,7 +32,5 @@ class RigL(Annealed):
             return search.mask
         assert search.gradient is not None
         vectors = (search.mask, search.weights.abs(), search.gradient.abs())
-        pieces = zip(
-            *map(search.space.split, vectors), self.exchanged(search.round, search.counts), strict=True
-        )
-        return torch.cat([drop_and_grow(*piece) for piece in pieces])
+        counts = self.exchanged(search.round, search.counts)
+        return by_tensor(drop_and_grow, search.space.split, vectors, counts)

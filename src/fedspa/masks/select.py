@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import floor
 
@@ -79,9 +79,25 @@ def drop_and_grow(
     Returns:
         The next mask, in shape and dtype of `mask`.
     """
+    if k == 0:
+        return mask
     kept = without_smallest(mask, drop_scores, k)
     grown = largest(grow_scores.masked_fill(kept, -torch.inf), k)
     return (kept | grown).to(mask.dtype)
+
+
+def by_tensor(
+    rule: Callable[..., torch.Tensor],
+    split: Callable[[torch.Tensor], Sequence[torch.Tensor]],
+    vectors: Sequence[torch.Tensor],
+    counts: Sequence[int],
+) -> torch.Tensor:
+    """Apply one of the rules above to each tensor: to its pieces of some vectors [trained], and its count.
+
+    `split` cuts a vector into its pieces, such as `ParameterSpace.split`.
+    """
+    pieces = zip(*map(split, vectors), counts, strict=True)
+    return torch.cat([rule(*piece) for piece in pieces])
 
 
 def share_out(total: int, shares: Sequence[float], limits: Sequence[int]) -> list[int]:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 
 from fedspa.core.client_state import Item
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.masks.dynamic import Annealed, Moving
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import without_smallest
+from fedspa.masks.select import by_tensor, without_smallest
 
 MOMENTUM = "search.momentum"
 """The name of the average of a client's gradients in its state: [trained]."""
@@ -30,26 +30,21 @@ class SNFS(Annealed, Moving):
     """Regrows by momentum, and moves parameters to tensors of large momentum."""
 
     alpha: float = 0.5
-    decay: float = 0.9
+    decay: float = limited(0.9, low=0, high=1, high_open=True)
     """m <- decay m + (1 - decay) g at each search; m is 0 at first."""
 
     needs_gradient = True
     grows_from_zero = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("mask.decay", self.decay, low=0, high=1, high_open=True)
 
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         momentum = self._momentum(search)
         if momentum is None or search.gradient is None:  # masks stay in this round
             return search.mask
         strength = momentum.abs()
-        dropped = self.exchanged(search.round, search.counts)
-        pieces = zip(
-            *map(search.space.split, (search.mask, search.weights.abs())), dropped, self.sparse, strict=True
-        )
-        kept = torch.cat([without_smallest(mask, score, k * sparse) for mask, score, k, sparse in pieces])
+        exchanged = zip(self.exchanged(search.round, search.counts), self.sparse, strict=True)
+        dropped = [count * sparse for count, sparse in exchanged]
+        vectors = (search.mask, search.weights.abs())
+        kept = by_tensor(without_smallest, search.space.split, vectors, dropped)
         sums = [float(piece.sum(dtype=torch.float64)) for piece in search.space.split(strength * search.mask)]
         shares = [total / max(count, 1) for total, count in zip(sums, search.counts, strict=True)]
         return self.regrown(search, kept, strength, shares)

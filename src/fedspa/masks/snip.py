@@ -15,29 +15,23 @@ from typing import ClassVar
 
 import torch
 
-from fedspa.core.errors import check_choice
+from fedspa.core.limits import limited
 from fedspa.masks.base import Counts, MaskSearcher
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import largest
+from fedspa.masks.select import by_tensor, largest
 
 
 @dataclass(kw_only=True)
 class SNIP(MaskSearcher):
     """One search for each client, at its first update. No client has a mask before it."""
 
-    scope: str = "global"
+    scope: str = limited("global", choices=("global", "tensor"))
     """The parameters that compete: those of all tensors (global, as published), or those of each tensor for the count
     that the layer sparsity gives it (tensor)."""
 
     initial: ClassVar[str] = "same"  # type: ignore[misc]  # no mask is drawn: not a setting
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("mask.scope", self.scope, ("global", "tensor"))
-
-    @property
-    def searches_first(self) -> bool:
-        return True
+    searches_first = True
 
     def counts(self, round: int) -> Counts:
         return sum(self.target) if self.scope == "global" else self.target
@@ -48,8 +42,7 @@ class SNIP(MaskSearcher):
         sensitivity = (search.gradient * search.weights).abs()
         if self.scope == "global":
             return largest(sensitivity, sum(self.target)).to(search.mask)
-        pieces = zip(search.space.split(sensitivity), self.target, strict=True)
-        return torch.cat([largest(piece, count) for piece, count in pieces]).to(search.mask)
+        return by_tensor(largest, search.space.split, (sensitivity,), self.target).to(search.mask)
 
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         return search.mask

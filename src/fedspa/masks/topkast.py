@@ -16,28 +16,25 @@ from typing import ClassVar
 
 import torch
 
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.masks.base import Counts
 from fedspa.masks.dynamic import DynamicSearcher
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import largest, whole
+from fedspa.masks.select import by_tensor, largest, whole
 
 
 @dataclass(kw_only=True)
 class TopKAST(DynamicSearcher):
     """Searches by magnitude with exploration. D are the counts of the layer sparsity."""
 
-    explore: float = 0.2
+    explore: float = limited(0.2, low=0, high=1)
     """M: the share of a tensor's parameters that are trained but not active in the forward pass."""
 
+    label: ClassVar[str] = "Top-KAST"
     initial: ClassVar[str] = "same"  # type: ignore[misc]  # no mask is drawn: not a setting
 
     searches_first = True
     needs_first_gradient = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("mask.explore", self.explore, low=0, high=1)
 
     def counts(self, round: int) -> Counts:
         pairs = zip(self.target, self.sizes, strict=True)
@@ -58,8 +55,7 @@ class TopKAST(DynamicSearcher):
         """The D + M largest of dense weights [trained], tensor by tensor."""
         counts = self.counts(search.round)
         assert not isinstance(counts, int | None)
-        pieces = zip(search.space.split(weights.abs()), counts, strict=True)
-        return torch.cat([largest(*piece) for piece in pieces]).to(search.mask)
+        return by_tensor(largest, search.space.split, (weights.abs(),), counts).to(search.mask)
 
     def forward_mask(self, weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """A: the D largest weights of each tensor within the mask."""

@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from fedspa.core.client import Client, ClientUpdate, Initial, Mixture
 from fedspa.core.client_state import ClientState
-from fedspa.core.errors import check_choice, check_range
+from fedspa.core.limits import limited
 from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
 from fedspa.data.examples import Batch
@@ -81,19 +81,14 @@ class APFL(FedAvg):
     """APFL. The personal model mixes the client's v with the newest w of the server."""
 
     weighting: str = "uniform"
-    alpha: float = 0.5
+    alpha: float = limited(0.5, low=0, high=1)
     """The initial share of v in the mixture."""
     adaptive: bool = False
     """True if alpha takes a step of gradient descent at each update."""
-    mixes: str = "outputs"
+    mixes: str = limited("outputs", choices=("outputs", "weights"))
     """The mixed quantity: outputs (published code), or weights (paper)."""
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("method.alpha", self.alpha, low=0, high=1)
-        check_choice("method.mixes", self.mixes, ("outputs", "weights"))
 
     def training_module(
         self, network: nn.Module, settings: TrainingSettings, objective: Objective

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedspa.core.client import Client, ClientUpdate, Initial, Mixture, Peers
 from fedspa.core.client_state import NOTHING, ClientState
-from fedspa.core.errors import check_choice
+from fedspa.core.limits import Limited, limited
 from fedspa.core.server import Aggregate, ServerState
 from fedspa.core.settings import TrainingSettings
 from fedspa.masks.base import MaskSearcher
@@ -32,16 +32,19 @@ class Parts:
 
 
 @dataclass(kw_only=True)
-class Method(Parts, ABC):
+class Method(Parts, Limited, ABC):
     """A federated method: functions of one client, and of the server."""
 
+    section: ClassVar[str] = "method"
     name: str = ""
     """The name in the config. An object made in Python gets the name of its class."""
-    weighting: str = "samples"
+    weighting: str = limited("samples", choices=("uniform", "samples"))
     """a_k: the same for all participants (uniform), or proportional to their training rows (samples)."""
-    normaliser: str = "participants"
+    normaliser: str = limited("participants", choices=("participants", "holders"))
     """The divisor of a coordinate: the weight of all participants, or of those whose mask has it (holders)."""
 
+    label: ClassVar[str]
+    """The spelling in print, where the name of the class has another one. Not inherited."""
     kinds: ClassVar[tuple[str, ...]]
     """The kinds of model that the method has: some of global, personal and local."""
     personal_is_own: ClassVar[bool] = False
@@ -72,10 +75,6 @@ class Method(Parts, ABC):
     """True if the method's rule changes the global weights, without the server optimizer."""
     uses_sparsity: ClassVar[bool] = False
     """True if the method uses `sparsity`."""
-
-    def __post_init__(self) -> None:
-        check_choice("method.weighting", self.weighting, ("uniform", "samples"))
-        check_choice("method.normaliser", self.normaliser, ("participants", "holders"))
 
     def check_training(self, training: TrainingSettings) -> None:  # noqa: B027 (most methods have nothing to say)
         """Raise `UserError` if the method cannot work with these settings."""

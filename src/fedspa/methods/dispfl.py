@@ -13,7 +13,8 @@ import torch
 
 from fedspa.core.client import Client, ClientUpdate, Initial, Peers
 from fedspa.core.client_state import ClientState
-from fedspa.core.errors import UserError, check_range
+from fedspa.core.errors import UserError
+from fedspa.core.limits import limited
 from fedspa.core.server import ServerState
 from fedspa.masks.base import MaskSearcher
 from fedspa.methods.base import MaskedMethod
@@ -25,16 +26,12 @@ class DisPFL(MaskedMethod):
 
     weighting: ClassVar[str] = "uniform"  # type: ignore[misc]  # nothing is sent to a server: not a setting
     normaliser: ClassVar[str] = "participants"  # type: ignore[misc]
-    neighbours: int = 10
+    neighbours: int = limited(10, low=1)
     """The number of other clients that a client receives from, drawn anew for each update."""
 
     kinds: ClassVar[tuple[str, ...]] = ("personal", "local")
     personal_is_own: ClassVar[bool] = True
     moves_weights: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("method.neighbours", self.neighbours, low=1)
 
     def check_mask(self, searcher: MaskSearcher) -> None:
         if searcher.searches_first or not searcher.is_fixed:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedspa.core.client import Client, ClientUpdate, Initial, Proximal
 from fedspa.core.client_state import ClientState
-from fedspa.core.errors import UserError, check_range
+from fedspa.core.errors import UserError
+from fedspa.core.limits import limited
 from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
 from fedspa.methods.base import Method
@@ -27,10 +28,10 @@ class Ditto(Method):
 
     weighting: str = "samples"
     normaliser: ClassVar[str] = "participants"  # type: ignore[misc]  # all hold every coordinate: not a setting
-    shared_epochs: int = 2
+    shared_epochs: int = limited(2, low=0)
     """Epochs of the shared branch. Together with the personal epochs they must equal training.epochs."""
-    personal_epochs: int = 3
-    proximal: float = 0.5
+    personal_epochs: int = limited(3, low=0)
+    proximal: float = limited(0.5, low=0)
     """lambda: the strength of the pull towards the round's starting weights."""
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
@@ -39,9 +40,6 @@ class Ditto(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("method.shared_epochs", self.shared_epochs, low=0)
-        check_range("method.personal_epochs", self.personal_epochs, low=0)
-        check_range("method.proximal", self.proximal, low=0)
         if self.shared_epochs + self.personal_epochs == 0:
             raise UserError(
                 "method.shared_epochs and method.personal_epochs are both 0: one must be at least 1."

@@ -13,7 +13,7 @@ import torch
 
 from fedspa.core.client import Client, ClientUpdate, Initial
 from fedspa.core.client_state import ClientState
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.core.server import ServerState
 from fedspa.methods.fedavg import FedAvg
 
@@ -22,22 +22,15 @@ from fedspa.methods.fedavg import FedAvg
 class FedALA(FedAvg):
     """FedALA. The personal model mixes the newest global weights by the W of the client's last update."""
 
-    layers: int = 2
+    layers: int = limited(2, low=1)
     """The number of the model's last parameter tensors that are mixed."""
-    rate: float = 1.0
-    first_steps: int = 10
+    rate: float = limited(1.0, low=0, low_open=True)
+    first_steps: int = limited(10, low=0)
     """Steps of W in a client's first update."""
-    steps: int = 1
+    steps: int = limited(1, low=0)
     """Steps of W in each later update."""
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("method.layers", self.layers, low=1)
-        check_range("method.rate", self.rate, low=0, low_open=True)
-        check_range("method.first_steps", self.first_steps, low=0)
-        check_range("method.steps", self.steps, low=0)
 
     def client_init(self, client: int, initial: Initial) -> ClientState:
         return ClientState(weights=initial.weights)

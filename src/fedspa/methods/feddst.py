@@ -13,12 +13,13 @@ import torch
 
 from fedspa.core.client import Client, ClientUpdate, Initial, Proximal
 from fedspa.core.client_state import MASK, ClientState
-from fedspa.core.errors import UserError, check_range
+from fedspa.core.errors import UserError
+from fedspa.core.limits import limited
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.server import Aggregate, ServerState
 from fedspa.core.settings import TrainingSettings
 from fedspa.masks.base import MaskSearcher
-from fedspa.masks.select import largest
+from fedspa.masks.select import by_tensor, largest
 from fedspa.methods.base import MaskedMethod
 
 
@@ -28,16 +29,12 @@ class FedDST(MaskedMethod):
 
     weighting: str = "samples"
     normaliser: ClassVar[str] = "holders"  # type: ignore[misc]  # part of the method: not a setting
-    every: int = 15
+    every: int = limited(15, low=1)
     """R: the number of rounds from one readjustment to the next; the first is in round 1."""
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "local")
     shares_mask: ClassVar[bool] = True
     moves_weights: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("method.every", self.every, low=1)
 
     def check_training(self, training: TrainingSettings) -> None:
         if training.epochs < 2:
@@ -87,7 +84,6 @@ class FedDST(MaskedMethod):
         held, update = aggregate.held, aggregate.update
         assert held is not None and update is not None
         weights = torch.where(held, server.weights - update, 0)
-        scores = aggregate.space.split(weights.abs().masked_fill(~held, -1))
-        pieces = [largest(piece, count) for piece, count in zip(scores, aggregate.target_counts, strict=True)]
-        mask = torch.cat(pieces).to(weights)
+        scores = weights.abs().masked_fill(~held, -1)
+        mask = by_tensor(largest, aggregate.space.split, (scores,), aggregate.target_counts).to(weights)
         return replace(server, weights=mask * weights, tensors={MASK: PackedMask.pack(mask).bits.cpu()})

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from fedspa.core.client import Client, ClientUpdate, Initial, Proximal
 from fedspa.core.client_state import ClientState
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.core.server import Aggregate, ServerState
 from fedspa.methods.fedavg import FedAvg
 
@@ -24,13 +24,9 @@ class FedDyn(FedAvg):
     """
 
     weighting: ClassVar[str] = "uniform"  # type: ignore[misc]  # all clients count alike in h: not a setting
-    alpha: float = 0.01
+    alpha: float = limited(0.01, low=0, low_open=True)
     moves_weights: ClassVar[bool] = True
     own_proximal: ClassVar[str] = "method.alpha"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("method.alpha", self.alpha, low=0, low_open=True)
 
     def client_init(self, client: int, initial: Initial) -> ClientState:
         return ClientState(gradient=initial.weights.new_zeros(len(initial.weights)))

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedspa.core.client import Client, ClientUpdate, Initial
 from fedspa.core.client_state import ClientState
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.core.server import Aggregate, ServerState
 from fedspa.core.settings import TrainingSettings
 from fedspa.data.examples import Batch
@@ -41,20 +41,15 @@ class FedMD(Method):
 
     weighting: str = "uniform"
     normaliser: ClassVar[str] = "participants"  # type: ignore[misc]  # no weights are merged: not a setting
-    public_epochs: int = 5
+    public_epochs: int = limited(5, low=0)
     """Epochs on the labelled public rows in a client's first update."""
-    digest_epochs: int = 1
+    digest_epochs: int = limited(1, low=0)
     """Epochs towards the consensus in each later update. Those on the client's rows are training.epochs."""
 
     kinds: ClassVar[tuple[str, ...]] = ("personal", "local")
     personal_is_own: ClassVar[bool] = True
     sends_weights: ClassVar[bool] = False
     needs_public: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("method.public_epochs", self.public_epochs, low=0)
-        check_range("method.digest_epochs", self.digest_epochs, low=0)
 
     def training_module(self, network: nn.Module, settings: TrainingSettings, objective: Objective) -> Digest:
         return Digest(network, settings, objective)

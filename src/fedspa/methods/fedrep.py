@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedspa.core.client import Client, ClientUpdate
-from fedspa.core.errors import UserError, check_range
+from fedspa.core.errors import UserError
+from fedspa.core.limits import limited
 from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
 from fedspa.methods.fedavg import FedAvg
@@ -17,12 +18,8 @@ class FedRep(FedAvg):
     """FedRep. The head is given by `personal_layers`. The last epochs train the body, all others the head."""
 
     weighting: str = "uniform"
-    body_epochs: int = 1
+    body_epochs: int = limited(1, low=1)
     needs_personal_layers: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("method.body_epochs", self.body_epochs, low=1)
 
     def check_training(self, training: TrainingSettings) -> None:
         if training.epochs <= self.body_epochs:

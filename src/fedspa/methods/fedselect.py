@@ -14,7 +14,7 @@ import torch
 
 from fedspa.core.client import Client, ClientUpdate, Initial
 from fedspa.core.client_state import MASK, ClientState
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.server import ServerState
 from fedspa.masks.select import largest
@@ -27,22 +27,16 @@ class FedSelect(Method):
 
     weighting: str = "uniform"
     normaliser: ClassVar[str] = "holders"  # type: ignore[misc]  # part of the method: not a setting
-    every: int = 3
+    every: int = limited(3, low=1)
     """The number of rounds from one personalisation to the next."""
-    rate: float = 0.25
+    rate: float = limited(0.25, low=0, high=1)
     """The share of a tensor's shared weights that one personalisation takes."""
-    most: float = 0.8
+    most: float = limited(0.8, low=0, high=1)
     """The largest share of a tensor's weights that may be personal."""
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
     starts_dense: ClassVar[bool] = True
     mask_prunes: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("method.every", self.every, low=1)
-        check_range("method.rate", self.rate, low=0, high=1)
-        check_range("method.most", self.most, low=0, high=1)
 
     def client_init(self, client: int, initial: Initial) -> ClientState:
         return ClientState(mask=initial.full_mask, weights=initial.weights)

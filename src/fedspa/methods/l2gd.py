@@ -13,7 +13,7 @@ import torch
 
 from fedspa.core.client import Client, ClientUpdate, Initial
 from fedspa.core.client_state import ClientState
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.core.server import Aggregate, ServerState
 from fedspa.methods.fedavg import FedAvg
 
@@ -23,16 +23,12 @@ class L2GD(FedAvg):
     """The server's weights are the mean over all clients, those that never took part included."""
 
     weighting: ClassVar[str] = "uniform"  # type: ignore[misc]  # the plain mean: not a setting
-    averaging: float = 0.5
+    averaging: float = limited(0.5, low=0, high=1)
     """a: with 0 each client trains alone, with 1 all start from the mean."""
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
     personal_is_own: ClassVar[bool] = True
     moves_weights: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("method.averaging", self.averaging, low=0, high=1)
 
     def client_init(self, client: int, initial: Initial) -> ClientState:
         return ClientState(weights=initial.weights)

@@ -6,7 +6,7 @@ and the s of least loss, and then trains w for the loss of that mixture, where v
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,7 +15,8 @@ from torch.func import functional_call
 
 from fedspa.core.client import Client, ClientUpdate, Initial, Mixture, Trained
 from fedspa.core.client_state import ClientState
-from fedspa.core.errors import UserError, check_range
+from fedspa.core.errors import UserError
+from fedspa.core.limits import limited
 from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
 from fedspa.data.examples import Batch
@@ -41,20 +42,17 @@ class MAPPER(FedAvg):
     """MAPPER. The deciding loss is the mean over a local training. A client without an update has the global model."""
 
     weighting: str = "uniform"
-    shares: list[float] = field(default_factory=lambda: [0.25, 0.5, 0.75])
+    shares: list[float] = limited([0.25, 0.5, 0.75], low=0, high=1, low_open=True)
     """The shares of the local model to try. Each one costs local_epochs."""
-    local_epochs: int = 1
+    local_epochs: int = limited(1, low=1)
     """Epochs of the local model for each share. The shared model takes training.epochs."""
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("method.local_epochs", self.local_epochs, low=1)
         if not self.shares:
             raise UserError("method.shares is empty: use method.shares=[0.25,0.5,0.75].")
-        for share in self.shares:
-            check_range("method.shares", share, low=0, high=1, low_open=True)
 
     def training_module(
         self, network: nn.Module, settings: TrainingSettings, objective: Objective

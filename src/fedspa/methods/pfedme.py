@@ -15,7 +15,7 @@ from torch import nn
 
 from fedspa.core.client import Client, ClientUpdate, Initial
 from fedspa.core.client_state import ClientState
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
 from fedspa.data.examples import Batch
@@ -59,22 +59,17 @@ class PFedMe(FedAvg):
     """pFedMe. The paper's beta is the lr of the server optimizer. theta starts at w_t in each update."""
 
     weighting: str = "uniform"
-    steps: int = 5
+    steps: int = limited(5, low=1)
     """K: the steps of theta on each batch. Each costs as much as one step of FedAvg."""
-    strength: float = 15.0
+    strength: float = limited(15.0, low=0, low_open=True)
     """lambda, the strength of the pull of theta towards w_k."""
-    outer_lr: float = 0.005
+    outer_lr: float = limited(0.005, low=0, low_open=True)
     """eta, the learning rate of w_k. The one of theta is training.lr."""
 
+    label: ClassVar[str] = "pFedMe"
     kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
     personal_is_own: ClassVar[bool] = True
     own_proximal: ClassVar[str] = "method.strength"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("method.steps", self.steps, low=1)
-        check_range("method.strength", self.strength, low=0, low_open=True)
-        check_range("method.outer_lr", self.outer_lr, low=0, low_open=True)
 
     def training_module(
         self, network: nn.Module, settings: TrainingSettings, objective: Objective

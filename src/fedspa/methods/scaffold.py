@@ -21,6 +21,7 @@ from fedspa.methods.fedavg import FedAvg
 class Scaffold(FedAvg):
     """SCAFFOLD. c travels down with the weights, and the change of c_k travels up with the update."""
 
+    label: ClassVar[str] = "SCAFFOLD"
     weighting: ClassVar[str] = "uniform"  # type: ignore[misc]  # c is the plain mean of the c_k: not a setting
 
     def check_training(self, training: TrainingSettings) -> None:

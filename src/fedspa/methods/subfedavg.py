@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from fedspa.core.client import Client, ClientUpdate, Proximal
 from fedspa.core.client_state import ClientState
-from fedspa.core.errors import UserError, check_range
+from fedspa.core.errors import UserError
+from fedspa.core.limits import limited
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
@@ -31,13 +32,9 @@ class SubFedAvg(PruningMethod):
 
     normaliser: str = "holders"
     prune_rate: float = 0.05
-    distance_threshold: float = 1e-4
+    distance_threshold: float = limited(1e-4, low=0)
     """The least mean Hamming distance between the two candidate masks."""
     accuracy_threshold: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("method.distance_threshold", self.distance_threshold, low=0)
 
     def check_training(self, training: TrainingSettings) -> None:
         if training.epochs < 2:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from fedspa.core.client import Client, ClientUpdate
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.core.randomness import uniform
 from fedspa.core.server import ServerState
 from fedspa.masks.select import smallest
@@ -23,17 +23,13 @@ class Subsampling(Method):
     """Compresses the uplink, and trains the dense model."""
 
     weighting: str = "samples"
-    keep_rate: float = 0.5
+    keep_rate: float = limited(0.5, low=0, high=1, low_open=True)
     """The share of the update's coordinates that are sent."""
     rescale: bool = False
     """True to divide the sent part by keep_rate, which makes it unbiased. Without it the server's steps
     are shorter, as the published slowdown suggests."""
 
     kinds: ClassVar[tuple[str, ...]] = ("global", "local")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("method.keep_rate", self.keep_rate, low=0, high=1, low_open=True)
 
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
         trained = client.train(client.weights)

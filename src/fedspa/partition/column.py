@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from fedspa.core.errors import UserError, check_choice, check_range
+from fedspa.core.errors import UserError
+from fedspa.core.limits import limited
 from fedspa.core.randomness import numpy_generator
 from fedspa.partition.base import AnyPartition, Assignment
 
@@ -24,16 +25,11 @@ class ColumnPartition(AnyPartition):
     """
 
     column: str | None = None
-    min_size: int = 1
+    min_size: int = limited(1, low=1)
     """The least number of training images of a client. Values with fewer, or without a test image, are not used."""
-    fewer: str | None = None
+    fewer: str | None = limited(None, choices=("sample", "group"))
     """The rule for fewer clients than values: sample draws some values; group divides all values equally among the
     clients. Both use the run's seed. null: there must be as many clients as values."""
-
-    def __post_init__(self) -> None:
-        check_range("partition.min_size", self.min_size, low=1)
-        if self.fewer is not None:
-            check_choice("partition.fewer", self.fewer, ("sample", "group"))
 
     def described(self) -> Self:
         if not self.column:

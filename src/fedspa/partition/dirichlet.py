@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedspa.core.errors import UserError, check_range
+from fedspa.core.errors import UserError
+from fedspa.core.limits import limited
 from fedspa.partition.base import Partition, deal_classes
 
 
@@ -19,16 +20,11 @@ from fedspa.partition.base import Partition, deal_classes
 class Dirichlet(Partition):
     """A smaller gamma makes clients less alike; a huge gamma gives every client the same shares."""
 
-    gamma: float = 0.3
-    min_size: int = 10
+    gamma: float = limited(0.3, low=0, low_open=True)
+    min_size: int = limited(10, low=1)
     """The least number of rows of a client. A draw with fewer is repeated."""
-    attempts: int = 1000
+    attempts: int = limited(1000, low=1)
     """The largest number of draws."""
-
-    def __post_init__(self) -> None:
-        check_range("partition.gamma", self.gamma, low=0, low_open=True)
-        check_range("partition.min_size", self.min_size, low=1)
-        check_range("partition.attempts", self.attempts, low=1)
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         values, sizes = np.unique(labels, return_counts=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.partition.base import Partition, deal_classes
 
 
@@ -19,10 +19,7 @@ class DirichletBalanced(Partition):
     replacement. If a class is used up, the client takes more of the others.
     """
 
-    gamma: float = 0.3
-
-    def __post_init__(self) -> None:
-        check_range("partition.gamma", self.gamma, low=0, low_open=True)
+    gamma: float = limited(0.3, low=0, low_open=True)
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         values, left = np.unique(labels, return_counts=True)

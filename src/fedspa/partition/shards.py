@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedspa.core.errors import UserError, check_range
+from fedspa.core.errors import UserError
+from fedspa.core.limits import limited
 from fedspa.partition.base import Partition
 
 
@@ -19,10 +20,7 @@ class Shards(Partition):
     sizes differ a little instead.
     """
 
-    classes_per_client: int = 2
-
-    def __post_init__(self) -> None:
-        check_range("partition.classes_per_client", self.classes_per_client, low=1)
+    classes_per_client: int = limited(2, low=1)
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         values = np.unique(labels)

@@ -29,12 +29,12 @@ DOT: dict[str, Any] = {"alpha": 0.4, "markeredgewidth": 0, "rasterized": True}
 def accuracy_by_round(study: Study, setting: Setting) -> Picture | None:
     """Curves of every kind of model; None where no run has one."""
     few, several = len(study.seeds) < FEW_SEEDS, len(study.seeds) > 1
-    kinds, rows = [kind for kind in study.kinds_of(setting) if kind in CURVES], study.rows_of(setting)
+    kinds, rows = [kind for kind in setting.kinds if kind in CURVES], setting.rows
     if not kinds:
         return None
 
     def draw(axes: Axes, kind: str, row: Row, look: Look) -> None:
-        curves = pd.DataFrame({run.seed: run.curve(kind) for run in study.runs(row, setting)}).dropna()
+        curves = pd.DataFrame({run.seed: run.curve(kind) for run in setting.runs_of(row)}).dropna()
         mean, std = curves.mean(axis=1), curves.std(axis=1, ddof=0)
         if several and few:
             axes.plot(curves, ".", color=look.color, alpha=0.45, markersize=3)
@@ -48,7 +48,7 @@ def accuracy_by_round(study: Study, setting: Setting) -> Picture | None:
     legend(figure, study, rows)
     drawn = "a point is one of" if few else "band: one standard deviation over"
     seeds = f"; {drawn} the seeds {listed(study.seeds)}" if several else ""
-    metric = study.main_metric(setting)
+    metric = setting.metric
     caption = (
         f"Mean {metric} over {study.mean_over} of the {listed(kinds)} models, a panel a kind: compare within a "
         f"panel{seeds}."
@@ -58,8 +58,8 @@ def accuracy_by_round(study: Study, setting: Setting) -> Picture | None:
 
 def accuracy_by_traffic(study: Study, setting: Setting) -> Picture | None:
     """The paper's Figure 1 for every kind of model; None where nothing is sent."""
-    rows, kinds, metric = study.rows_of(setting), study.kinds_of(setting), study.main_metric(setting)
-    largest = max(run.summary[names.TRAFFIC] for run in study.runs_of(setting))
+    rows, kinds, metric = setting.rows, setting.kinds, setting.metric
+    largest = max(run.summary[names.TRAFFIC] for run in setting.runs)
     if not kinds or not largest:
         return None
     byte, unit = traffic_unit(largest)
@@ -67,7 +67,7 @@ def accuracy_by_traffic(study: Study, setting: Setting) -> Picture | None:
     tags: dict[str, list[tuple[float, float, str, str]]] = {}
 
     def draw(axes: Axes, kind: str, row: Row, look: Look) -> None:
-        runs = study.runs(row, setting)
+        runs = setting.runs_of(row)
         points = [(run.summary[names.TRAFFIC] / byte, run.scores(metric)[kind]["mean"]) for run in runs]
         x, y = np.mean(points, axis=0)
         axes.plot(*zip(*points, strict=True), ".", color=look.color, alpha=0.45)
@@ -103,17 +103,15 @@ def accuracy_by_traffic(study: Study, setting: Setting) -> Picture | None:
 
 def client_accuracies(study: Study, setting: Setting) -> Picture | None:
     """The spread of the clients' accuracies at the end; None where no run kept its clients."""
-    kinds, metric = study.kinds_of(setting), study.main_metric(setting)
-    rows = [
-        row for row in study.rows_of(setting) if any(len(run.clients) for run in study.runs(row, setting))
-    ]
+    kinds, metric = setting.kinds, setting.metric
+    rows = [row for row in setting.rows if any(len(run.clients) for run in setting.runs_of(row))]
     if not kinds or not rows:
         return None
     jitter = np.random.default_rng(0)
 
     def draw(axes: Axes, kind: str, row: Row, look: Look) -> None:
         column, height = names.score(metric, kind), rows.index(row)
-        known = [run.clients[column].dropna() for run in study.runs(row, setting) if column in run.clients]
+        known = [run.clients[column].dropna() for run in setting.runs_of(row) if column in run.clients]
         if not (scores := np.concatenate(known or [[]])).size:
             return
         p10, low, middle, high, p90 = np.percentile(scores, [10, 25, 50, 75, 90])
@@ -124,7 +122,7 @@ def client_accuracies(study: Study, setting: Setting) -> Picture | None:
         axes.plot([low, high], [height, height], color=look.color, linewidth=4, solid_capstyle="butt")
         axes.plot(middle, height, "o", color="white", markersize=5.5, markeredgecolor=look.color)
 
-    size, xlabel = (2.7, 0.9 + 0.42 * len(rows)), metric_text(study, setting)
+    size, xlabel = (2.7, 0.9 + 0.42 * len(rows)), metric_text(setting)
     figure = _by_kind(study, setting, kinds, rows, draw, xlabel=xlabel, size=size, a_line=len(kinds))
     row_ticks(figure.axes[0], [row.label for row in rows])
     caption = (
@@ -138,8 +136,8 @@ def client_accuracies(study: Study, setting: Setting) -> Picture | None:
 def mask_overlap(study: Study, setting: Setting) -> Picture | None:
     """Overlap of masks against overlap of labels, over pairs of clients; None where no run kept masks."""
     found: dict[Row, list[masks.Overlap]] = {}
-    for row in study.rows_of(setting):
-        computed = [masks.overlap(run) for run in study.runs(row, setting) if run.has_masks]
+    for row in setting.rows:
+        computed = [masks.overlap(run) for run in setting.runs_of(row) if run.has_masks]
         if known := [overlap for overlap in computed if overlap]:
             found[row] = known
     if not found:
@@ -175,7 +173,7 @@ def mask_overlap(study: Study, setting: Setting) -> Picture | None:
 
 def layer_densities(study: Study, setting: Setting) -> Picture | None:
     """The density of each layer under the masks; None where no run kept masks."""
-    kept = {row: [run for run in study.runs(row, setting) if run.has_masks] for row in study.rows}
+    kept = {row: [run for run in setting.runs_of(row) if run.has_masks] for row in study.rows}
     shares = {row: masks.layer_densities(runs) for row, runs in kept.items() if runs}
     if not shares:
         return None
@@ -214,13 +212,13 @@ def _by_kind(
     figure, every = panels(len(kinds), size, a_line), looks(study)
     for axes, kind in zip(figure.axes, kinds, strict=True):
         for row in rows:
-            if all(kind in run.kinds for run in study.runs(row, setting)):
+            if all(kind in run.kinds for run in setting.runs_of(row)):
                 draw(axes, kind, row, every[row])
         axes.grid(color=FAINT, linewidth=0.6)
         axes.set_xlabel(xlabel)
-        subtitle = f"{setting.label}: {metric_text(study, setting)}"
+        subtitle = f"{setting.label}: {metric_text(setting)}"
         set_title(axes, f"{kind} models", subtitle if axes is figure.axes[0] else "")
-    if names.unit(study.runs_of(setting)[0].summary):
+    if setting.unit:
         figure.axes[0].set_ylim(top=min(101, figure.axes[0].get_ylim()[1]))
     return figure
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+
+from fedspa.core.components import find_class
+from fedspa.core.errors import UserError
+from fedspa.core.lazy_torch import torch_deferred
 
 DATASETS = {
     "emnist_letters": "EMNIST-L",
@@ -23,13 +28,16 @@ PARTITIONS = {
 }
 
 
-def component(config: Mapping[str, Any]) -> str:
-    """A method or searcher in print, by its name in the config and the name of its class.
+def component(group: str, config: Mapping[str, Any], trusted: list[str]) -> str:
+    """A method or searcher in print, by its name in the config, and the `label` or the name of its class.
 
-    FedALA for fedala, FedSpa head for fedspa_head, and for some FedAvg FedAvgM, LG-FedAvg, FedPer, FedBN.
+    pFedMe for pfedme, FedSpa head for fedspa_head, and for some FedAvg FedAvgM, LG-FedAvg, FedPer, FedBN.
     """
-    name, own = str(config["name"]), str(config.get("_target_") or "").rpartition(".")[2]
-    if name.replace("_", "") != own.lower():
+    name, target = str(config["name"]), str(config.get("_target_") or "")
+    own = target.rpartition(".")[2]
+    with torch_deferred(), suppress(UserError):  # few need torch; a package may not be installed here
+        own = vars(find_class(group, target, trusted)).get("label", own)
+    if slug(name).replace("-", "") != slug(own).replace("-", ""):
         own = " ".join(_capitals(word, own) for word in name.split("_"))
     return re.sub("(?<=[A-Za-z]{2})(?=Fed)", "-", own)
 

@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedspa.core.errors import UserError, check_range, nearest
-from fedspa.core.key_values import key_values
 from fedspa.core.paths import project_root
 
-KEYS = ("sweep", "runs", "out", "paper", "targets")
 
-
-@dataclass(frozen=True)
+@dataclass
 class Options:
     """The runs to report on, and the form of the report."""
 
-    name: str
-    """The study's name."""
-    source: Path | str
-    """A folder, or a filter of MLflow."""
-    out: Path
+    sweep: str = ""
+    """The name of a study of outputs/sweeps; or else `runs`, a folder or a filter of MLflow."""
+    runs: str = ""
+    out: Path | None = None
     paper: bool = False
-    targets: tuple[float, ...] = ()
+    targets: list[float] = field(default_factory=list)
     """Accuracies in percent."""
+
+    def __post_init__(self) -> None:
+        if bool(self.sweep) == bool(self.runs):
+            raise UserError(
+                "Say what to report on: either sweep=<name> or runs=<folder or filter of MLflow>."
+            )
+        self.name, self._source = _sweep(self.sweep) if self.sweep else _runs(self.runs)
+        self.folder = self.out or project_root() / "outputs" / "reports" / self.name
+        self.targets.sort()
+        for target in self.targets:
+            check_range("targets", target, low=0, high=100)
 
     def folders(self) -> Mapping[str, Path | UserError]:
         """The runs' folders by name, or why a run has none. Raises `UserError` where there is no run."""
         from fedspa.report.runs import folders_in_store, folders_under
 
-        return folders_under(self.source) if isinstance(self.source, Path) else folders_in_store(self.source)
-
-
-def parse(arguments: list[str]) -> Options:
-    """Read `key=value` arguments. Raises `UserError` for the first mistake."""
-    given = key_values(arguments, KEYS)
-    if ("sweep" in given) == ("runs" in given):
-        raise UserError("Say what to report on: either sweep=<name> or runs=<folder or filter of MLflow>.")
-    name, source = _sweep(given["sweep"]) if "sweep" in given else _runs(given["runs"])
-    out = Path(given["out"]) if "out" in given else project_root() / "outputs" / "reports" / name
-    return Options(name, source, out, _paper(given.get("paper", "false")), _targets(given.get("targets", "")))
+        of = self._source
+        return folders_under(of) if isinstance(of, Path) else folders_in_store(of)
 
 
 def _sweep(name: str) -> tuple[str, Path]:
@@ -61,19 +59,3 @@ def _runs(text: str) -> tuple[str, Path | str]:
             f"runs={text} is no folder, and a filter of MLflow looks like \"tags.dataset = 'digits'\"."
         )
     return "mlflow", text
-
-
-def _paper(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise UserError(f"paper={text} is not true or false.")
-    return text.lower() == "true"
-
-
-def _targets(text: str) -> tuple[float, ...]:
-    try:
-        targets = tuple(sorted(float(part) for part in text.strip("[]").split(",") if part.strip()))
-    except ValueError:
-        raise UserError(f"targets={text} is not a list of numbers such as targets=70,80.") from None
-    for target in targets:
-        check_range("targets", target, low=0, high=100)
-    return targets

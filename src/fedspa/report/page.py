@@ -81,7 +81,7 @@ def write_report(report: Report, study: Study, folder: Path) -> Path:
     results(study, report.tables).to_csv(folder / "results.csv", index=False, lineterminator="\n")
     for name in ("report.md", "tables.tex"):
         (folder / name).write_text(render(name, report=report))
-    links = [(run.name, _link(run.folder, folder)) for run in study.all_runs]
+    links = [(run.name, _link(run.folder, folder)) for run in study.runs]
     page = folder / "index.html"
     page.write_text(render("page.html", report=report, drawings=drawings, links=links))
     return page
@@ -95,9 +95,9 @@ def results(study: Study, of: Sequence[Table]) -> pd.DataFrame:
     """
     found = []
     for table in of:
-        for row, cells in table.lines:
+        for row, cells in table.lines.items():
             for column, cell in zip(table.columns, cells, strict=True):
-                runs = study.runs(row, column.setting)
+                runs = column.setting.runs_of(row)
                 if not column.quantity or (runs and not cell.values):
                     continue
                 number = {
@@ -124,17 +124,7 @@ def render(template: str, **values: Any) -> str:
     )
     environment.filters["md"] = lambda text: re.sub(r"([|*_<>])", r"\\\1", text)
     environment.filters["tex"] = lambda text: "".join(TEX.get(char, char) for char in text)
-    environment.filters["spans"] = _spans
     return environment.get_template(template).render(**values)
-
-
-def _spans(table: Table) -> list[tuple[int, int]]:
-    """The first and the last column, from 2, under each heading."""
-    spans, first = [], 2
-    for _, width in table.groups:
-        spans.append((first, first + width - 1))
-        first += width
-    return spans
 
 
 def _title(study: Study) -> str:
@@ -146,27 +136,27 @@ def _title(study: Study) -> str:
 
 
 def _facts(study: Study) -> Iterator[str]:
-    versions = listed(sorted({str(run.summary.get("version", "unknown")) for run in study.all_runs}))
+    versions = listed(sorted({str(run.summary.get("version", "unknown")) for run in study.runs}))
     places = "; ".join(setting.label for setting in study.settings)
     seeds = "seed" if len(study.seeds) == 1 else "seeds"
     commit = git("rev-parse", "--short", "HEAD")
     yield (
-        f"Study {study.name}: {show_count(len(study.all_runs), 'run')} of fedspa {versions} on {places} ({seeds} "
+        f"Study {study.name}: {show_count(len(study.runs), 'run')} of fedspa {versions} on {places} ({seeds} "
         f"{listed(study.seeds)}). Reported on {date.today()}" + (f" at commit {commit}." if commit else ".")
     )
-    runs = study.all_runs
+    runs = study.runs
     differing = []
     for key in sorted(key for key in varied(runs) if all(key in run.settings for run in runs)):
         values = sorted({run.settings[key] for run in runs}, key=in_order)
         differing.append(f"{key}: {', '.join(map(written, values))}")
     yield f"The configs differ in {'; '.join(differing) or 'nothing'}."
     for setting in study.settings:
-        yield from _small_tests(study, setting)
+        yield from _small_tests(setting)
 
 
-def _small_tests(study: Study, setting: Setting) -> Iterator[str]:
+def _small_tests(setting: Setting) -> Iterator[str]:
     """A sentence on clients that were tested on fewer images than the config asks for, if there are any."""
-    known = [tests for run in study.runs_of(setting) if (tests := names.group("client_tests", run.summary))]
+    known = [tests for run in setting.runs if (tests := names.group("client_tests", run.summary))]
     small = [tests for tests in known if tests["fewer"]]
     if small:
         asked = " or ".join(f"{asked:,}" for asked in sorted({tests["asked"] for tests in small}))

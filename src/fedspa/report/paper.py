@@ -14,7 +14,7 @@ from fedspa.report.labels import slug
 from fedspa.report.runs import Run
 from fedspa.report.study import Row, Setting, Study
 from fedspa.report.table import NO_RUN, NO_VALUE, Column, Table, seeds_text
-from fedspa.report.tables import CURVES, first_round, own_targets, signed
+from fedspa.report.tables import CURVES, first_round, signed
 
 Values = dict[str, Callable[[Run], float | None]]
 
@@ -82,10 +82,10 @@ def printed(run: Run, quantity: str, target: float | None = None) -> Printed | N
 def paper_tables(study: Study, targets: Sequence[float] = ()) -> Iterator[Table]:
     """For each data setting of the paper: its printed accuracies, costs and rounds beside ours, with the difference."""
     for setting in study.settings:
-        rows = [row for row in study.rows_of(setting) if printed(study.runs(row, setting)[0], "accuracy")]
+        rows = [row for row in setting.rows if printed(setting.runs_of(row)[0], "accuracy")]
         if not rows:
             continue
-        runs, kinds = [study.runs(row, setting)[0] for row in rows], study.kinds_of(setting)
+        runs, kinds = [setting.runs_of(row)[0] for row in rows], setting.kinds
         scores: Values = {kind: partial(_accuracy, kind=kind) for kind in kinds}
         flops: Values = {"ours": lambda run: run.summary.get(names.FLOPS)}
         columns = [
@@ -93,7 +93,7 @@ def paper_tables(study: Study, targets: Sequence[float] = ()) -> Iterator[Table]
             *_compared(setting, "traffic, GB", {"ours": _weights_traffic}, "traffic", 1e9),
             *_compared(setting, "FLOPs, 1e14", flops, "flops", 1e14),
         ]
-        for goal in targets or own_targets(study, setting):
+        for goal in targets or setting.targets:
             if any(printed(run, "rounds_to", goal) for run in runs):
                 rounds = {kind: first_round(kind, goal) for kind in kinds if kind in CURVES}
                 columns += _compared(setting, f"rounds to {goal:g} %", rounds, "rounds_to", target=goal)
@@ -102,7 +102,7 @@ def paper_tables(study: Study, targets: Sequence[float] = ()) -> Iterator[Table]
             "paper does not say which kind of model it tests, so every kind of ours stands beside it: its DST figures "
             "look like the local one, its RSM and FedAvg figures like the global one. Traffic is that of weights and "
             "updates, as the paper counts it; FLOPs are counted as the runs\u2019 costs.convention says. "
-            f"{_cut(study, setting, rows)}"
+            f"{_cut(setting, rows)}"
         )
         name, title = f"paper-{slug(setting.label)}", f"{setting.label}: beside the paper"
         yield Table.make(study, name, title, caption, columns, rows)
@@ -129,9 +129,9 @@ def _compared(
             return ""
         return signed((mean - paper.number) / scale, 1)
 
-    yield Column(setting, "paper", lambda run: None, text=text, group=group)
+    yield Column(setting, group, "paper", lambda run: None, text=text)
     for name, value in ours.items():
-        yield Column(setting, name, value, scale=scale, note=difference, group=group)
+        yield Column(setting, group, name, value, scale=scale, note=difference)
 
 
 def _accuracy(run: Run, kind: str) -> float | None:
@@ -143,10 +143,10 @@ def _weights_traffic(run: Run) -> float:
     return sum(run.summary[part] for part in ("cost/traffic_down_bytes", "cost/traffic_up_bytes"))
 
 
-def _cut(study: Study, setting: Setting, rows: list[Row]) -> str:
+def _cut(setting: Setting, rows: list[Row]) -> str:
     """A sentence where our runs are not as long as the paper's."""
-    ours = {run.limit for row in rows for run in study.runs(row, setting)}
-    value = printed(study.runs(rows[0], setting)[0], "accuracy")
+    ours = {run.limit for row in rows for run in setting.runs_of(row)}
+    value = printed(setting.runs_of(rows[0])[0], "accuracy")
     if value is None or ours == {value.rounds}:
         return ""
     lengths = " or ".join(map(str, sorted(ours)))

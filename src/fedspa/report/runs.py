@@ -16,8 +16,9 @@ import pandas as pd
 from fedspa.core import names
 from fedspa.core.errors import UserError, written
 from fedspa.core.paths import SET_ASIDE
-from fedspa.core.records import KINDS, MEAN_OVER, VALIDATION
+from fedspa.core.records import KINDS, VALIDATION
 from fedspa.core.roles import Role, flat, role_of
+from fedspa.core.tracker import MEAN_OVER
 from fedspa.tracking.artifacts import artifacts, client_to_read
 from fedspa.tracking.run_folder import RunFiles, Unreadable
 from fedspa.tracking.sweep_run import SWEEP
@@ -74,9 +75,9 @@ class Run(RunFiles):
         """The final scores by kind of model: statistics over the clients."""
         return names.final_scores(self.summary).get(metric, {})
 
-    def score(self, metric: str, kind: str) -> float | None:
-        """The final mean over clients; None if there is no such model."""
-        return self.scores(metric).get(kind, {}).get("mean")
+    def score(self, metric: str, kind: str, statistic: str = "mean") -> float | None:
+        """A statistic of a final score over the clients; None if there is no such model."""
+        return self.scores(metric).get(kind, {}).get(statistic)
 
     def curve(self, kind: str) -> pd.Series:
         """The mean of the main metric over clients, by the rounds in which models of that kind were tested."""
@@ -89,18 +90,22 @@ class Run(RunFiles):
 
         Infinity if it never was; None if the run has no curve of that kind.
         """
-        curve = self.curve(kind)
-        reached = curve.index[
-            (curve <= goal) if names.is_error(self.summary, self.metrics[0]) else (curve >= goal)
-        ]
-        return (float(reached[0]) if len(reached) else math.inf) if len(curve) else None
+        if not len(curve := self.curve(kind)):
+            return None
+        reached = curve.index[curve <= goal if self._falls else curve >= goal]
+        return float(reached[0]) if len(reached) else math.inf
 
     def best(self, kind: str) -> tuple[float, int] | None:
         """The best mean of the main metric in any round, and the round: a goal for others, and no result."""
         if not len(curve := self.curve(kind)):
             return None
-        at = curve.idxmin() if names.is_error(self.summary, self.metrics[0]) else curve.idxmax()
+        at = curve.idxmin() if self._falls else curve.idxmax()
         return float(curve[at]), int(at)
+
+    @property
+    def _falls(self) -> bool:
+        """True if the main metric is an error."""
+        return names.is_error(self.summary, self.metrics[0])
 
     def seconds_per_update(self, phase: str) -> float | None:
         """Mean wall-clock seconds of a phase (train, search) in one client update; None if it has none."""
@@ -167,12 +172,11 @@ def read_runs(folders: Mapping[str, Path | UserError]) -> Found:
     """
     found = Found([], [])
     for name, folder in folders.items():
-        if isinstance(folder, UserError):
-            found.left_out.append((name, str(folder)))
-            continue
         try:
+            if isinstance(folder, UserError):
+                raise folder
             found.runs.append(Run.read(folder, name))
-        except Unreadable as error:
+        except (UserError, Unreadable) as error:
             found.left_out.append((name, str(error)))
     if not found.runs:
         where, why = found.left_out[0]
@@ -219,11 +223,11 @@ def folders_in_store(condition: str) -> dict[str, Path | UserError]:
     folders: dict[str, Path | UserError] = {}
     for run in runs:
         if SWEEP not in run.data.tags:
+            name = f"{run.info.run_name} ({run.info.run_id[:8]})"
             try:
-                folder: Path | UserError = artifacts(client, run.info.run_id)
+                folders[name] = artifacts(client, run.info.run_id)
             except UserError as error:
-                folder = error
-            folders[f"{run.info.run_name} ({run.info.run_id[:8]})"] = folder
+                folders[name] = error
     if not folders:
         raise UserError(f"runs={condition} finds no run in the tracking store.")
     return folders

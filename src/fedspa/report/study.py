@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from fedspa.core import names
 from fedspa.core.errors import written
 from fedspa.core.records import KINDS
 from fedspa.core.roles import Role, role_of
@@ -40,12 +41,45 @@ class Row:
 
 @dataclass(frozen=True)
 class Setting:
-    """The data, and the clients' shares of it."""
+    """The data, the clients' shares of it, and the runs on it."""
 
     dataset: str
     """The data set's name in configs."""
     partition: str
     varied: Varied
+    cells: dict[Row, list[Run]] = field(default_factory=dict, compare=False)
+    """The runs of each row that has any, in the rows' order; one run a seed, by seed."""
+
+    def runs_of(self, row: Row) -> list[Run]:
+        return self.cells.get(row, [])
+
+    @property
+    def rows(self) -> list[Row]:
+        return list(self.cells)
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for runs in self.cells.values() for run in runs]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of model that some run tested."""
+        return [kind for kind in KINDS if any(kind in run.kinds for run in self.runs)]
+
+    @property
+    def metric(self) -> str:
+        """The metric that the runs are about."""
+        return self.runs[0].metrics[0]
+
+    @property
+    def unit(self) -> str:
+        """The unit of the scores with a space before it: percent, or nothing in a regression."""
+        return names.unit(self.runs[0].summary)
+
+    @property
+    def targets(self) -> list[float]:
+        """The targets of the runs' own configs, ascending."""
+        return sorted({target for run in self.runs for target in run.targets})
 
     @property
     def data(self) -> str:
@@ -64,46 +98,22 @@ class Setting:
 
 @dataclass(frozen=True)
 class Study:
-    """Runs in a grid. A cell without runs is missing, and shown so."""
+    """Runs in a grid of rows and settings. A cell without runs is missing, and shown so."""
 
     name: str
     rows: list[Row]
     settings: list[Setting]
-    cells: dict[tuple[Row, Setting], list[Run]]
-    """One run a seed, by seed."""
+    runs: list[Run]
     left_out: list[tuple[str, str]]
-
-    def runs(self, row: Row, setting: Setting) -> list[Run]:
-        return self.cells.get((row, setting), [])
-
-    def runs_of(self, setting: Setting) -> list[Run]:
-        """All runs on that data."""
-        return [run for row in self.rows for run in self.runs(row, setting)]
-
-    def rows_of(self, setting: Setting) -> list[Row]:
-        """The rows that have a run on that data."""
-        return [row for row in self.rows if self.runs(row, setting)]
-
-    def kinds_of(self, setting: Setting) -> list[str]:
-        """The kinds of model that some run on that data tested."""
-        return [kind for kind in KINDS if any(kind in run.kinds for run in self.runs_of(setting))]
-
-    def main_metric(self, setting: Setting) -> str:
-        """The metric that the runs on that data are about."""
-        return self.runs_of(setting)[0].metrics[0]
-
-    @property
-    def all_runs(self) -> list[Run]:
-        return [run for runs in self.cells.values() for run in runs]
 
     @property
     def mean_over(self) -> str:
         """The weights of its runs' means over clients, in words."""
-        return " or ".join(sorted({run.mean_over for run in self.all_runs}))
+        return " or ".join(sorted({run.mean_over for run in self.runs}))
 
     @property
     def seeds(self) -> list[int]:
-        return sorted({run.seed for run in self.all_runs})
+        return sorted({run.seed for run in self.runs})
 
 
 def make_study(name: str, found: Found) -> Study:
@@ -127,10 +137,11 @@ def make_study(name: str, found: Found) -> Study:
         cells[place] = [same[-1] for _, same in sorted(by_seed.items())]
         for *older, newest in by_seed.values():
             left_out += [(run.name, f"{newest.name} repeats its settings and seed") for run in older]
-    return Study(
-        name, sorted(set(rows.values()), key=_row_order), sorted(set(settings.values()), key=_data_order),
-        cells, left_out,
-    )  # fmt: skip
+    ordered = sorted(dict.fromkeys(rows.values()), key=_row_order)
+    data = sorted(dict.fromkeys(settings.values()), key=_data_order)
+    for setting in data:
+        setting.cells.update({row: cells[row, setting] for row in ordered if (row, setting) in cells})
+    return Study(name, ordered, data, [run for runs in cells.values() for run in runs], left_out)
 
 
 def _grouped(runs: Iterable[Run], key: Callable[[Run], Key]) -> dict[Key, list[Run]]:
@@ -151,7 +162,11 @@ def _method(run: Run) -> tuple[str, str]:
 
 def _name(run: Run) -> str:
     method, mask = (
-        labels.component({"name": run.summary[group], **(run.config.get(group) or {})})
+        labels.component(
+            group,
+            {"name": run.summary[group], **(run.config.get(group) or {})},
+            run.config.get("trusted_packages", []),
+        )
         for group in ("method", "mask")
     )
     return method if run.summary["mask"] == "none" else f"{method} ({mask})"
@@ -164,14 +179,16 @@ def _differences(groups: Iterable[list[Run]], of_data: bool) -> dict[Run, Varied
     """
     groups = list(groups)
     runs = [run for group in groups for run in group]
-    names = {
+    decisive = {
         name
         for run in runs
         for name in run.settings
         if name != "seed" and role_of(name) in (Role.TRAINS, Role.TESTS) and _is_data(name) is of_data
     }
     several = [
-        name for name in names if any(len({run.settings.get(name) for run in group}) > 1 for group in groups)
+        name
+        for name in decisive
+        if any(len({run.settings.get(name) for run in group}) > 1 for group in groups)
     ]
     by_values: dict[tuple[Any, ...], str] = {}
     for name in sorted(several, key=lambda name: (len(name), name)):
@@ -195,11 +212,11 @@ def _row_order(row: Row) -> Any:
 
 
 def _data_order(setting: Setting) -> Any:
-    """Sorts partitions from even to uneven, as the paper does: the even one first."""
+    """Sorts by data set, the paper's first; then, as the paper does, from even partitions to uneven ones."""
     known = list(labels.DATASETS)
     place = known.index(setting.dataset) if setting.dataset in known else len(known)
     amount, _ = in_order(setting.partition.split()[-1])
-    return place, setting.partition != "IID", -amount, setting.split
+    return place, setting.data, setting.partition != "IID", -amount, setting.split
 
 
 def in_order(value: object) -> tuple[float, str]:

@@ -53,6 +53,8 @@ class Column:
     """A column of a table, and its place in results.csv."""
 
     setting: Setting
+    group: str
+    """The heading that neighbours share."""
     name: str
     value: Callable[[Run], float | None]
     """The number of a run; None if it has none, infinity if it never reached the goal."""
@@ -70,12 +72,6 @@ class Column:
     unit: str = ""
     kind: str = ""
     target: str = ""
-    group: str = ""
-    """The heading that neighbours share; the setting's partition unless given."""
-
-    @property
-    def heading(self) -> str:
-        return self.group or self.setting.split
 
     def cell(self, runs: Sequence[Run], seeds: int) -> Cell:
         """The cell of a row's runs in a study with so many seeds."""
@@ -106,13 +102,6 @@ class Column:
         return round(mean / self.scale, self.digits)
 
 
-class Line(NamedTuple):
-    """A line of a table."""
-
-    row: Row
-    cells: list[Cell]
-
-
 @dataclass(frozen=True)
 class Table:
     """A table. `name` is unique in a report: letters, digits and dashes."""
@@ -121,7 +110,8 @@ class Table:
     title: str
     caption: str
     columns: list[Column]
-    lines: list[Line]
+    lines: dict[Row, list[Cell]]
+    """The cells of each row, one a column."""
 
     @classmethod
     def make(
@@ -134,24 +124,29 @@ class Table:
         rows: Sequence[Row] = (),
     ) -> Table:
         """Compute the cells, and explain the signs in them. `rows`: all of the study unless given."""
-        lines = [
-            Line(row, [column.cell(study.runs(row, column.setting), len(study.seeds)) for column in columns])
+        lines = {
+            row: [column.cell(column.setting.runs_of(row), len(study.seeds)) for column in columns]
             for row in rows or study.rows
-        ]
-        texts = [cell.text for line in lines for cell in line.cells]
+        }
+        texts = [cell.text for cells in lines.values() for cell in cells]
         notes = [note for sign, note in SIGNS.items() if any(re.search(sign, text) for text in texts)]
         return cls(name, title, " ".join([caption.strip(), *notes]), columns, lines)
 
     def is_best(self, column: int, cell: Cell) -> bool:
         """True if a cell of that column is bold; ties all are."""
         of = self.columns[column]
-        known = [shown for line in self.lines if (shown := of.shown(line.cells[column])) is not None]
+        shown = [of.shown(cells[column]) for cells in self.lines.values()]
+        known = [number for number in shown if number is not None]
         return bool(known) and of.shown(cell) == (max if of.best == "high" else min)(known)
 
     @property
-    def groups(self) -> list[tuple[str, int]]:
-        """The headings, and how many columns each spans."""
-        return [(head, len(list(columns))) for head, columns in groupby(self.columns, lambda c: c.heading)]
+    def groups(self) -> list[tuple[str, int, int]]:
+        """The headings, and the first and the last column below each, from 2: the rows' labels are column 1."""
+        spans = [
+            (head, [place for place, _ in columns])
+            for head, columns in groupby(enumerate(self.columns, 2), lambda column: column[1].group)
+        ]
+        return [(head, places[0], places[-1]) for head, places in spans]
 
 
 def seeds_text(study: Study) -> str:

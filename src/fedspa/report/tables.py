@@ -49,7 +49,7 @@ def all_tables(study: Study, targets: Sequence[float] = ()) -> list[Table]:
 
 def score_tables(study: Study, data: str, settings: list[Setting]) -> Iterator[Table]:
     """Methods by partitions, a table for each metric: the score of each kind of model; costs beside the main one."""
-    runs = [run for setting in settings for run in study.runs_of(setting)]
+    runs = [run for setting in settings for run in setting.runs]
     kinds = [kind for kind in KINDS if any(kind in run.kinds for run in runs)]
     largest = {name: max(run.summary.get(name) or 0 for run in runs) for name in COSTS}
     costs = [name for name in COSTS if largest[name] or name in (names.TRAFFIC, names.FLOPS)]
@@ -60,7 +60,7 @@ def score_tables(study: Study, data: str, settings: list[Setting]) -> Iterator[T
             column
             for setting in settings
             for column in (
-                *(score_column(study, setting, kind, metric) for kind in kinds),
+                *(score_column(setting, kind, metric) for kind in kinds),
                 *(cost_column(setting, name, largest[name]) for name in costs if main),
             )
         ]
@@ -79,15 +79,18 @@ def worst_table(study: Study, data: str, settings: list[Setting]) -> Table:
         column
         for setting in settings
         for column in (
-            *(worst_column(study, setting, kind) for kind in study.kinds_of(setting)),
+            *(
+                score_column(setting, kind, setting.metric, "worst_decile")
+                for kind in setting.kinds
+            ),
             Column(
-                setting, "samples", lambda run: run.samples_per_update, 0,
+                setting, setting.split, "samples", lambda run: run.samples_per_update, 0,
                 quantity="train/samples/per_update", unit="samples",
             ),
         )
     ]  # fmt: skip
     caption = (
-        f"{metric_text(study, settings[0])} at the end, as the mean over the worst tenth of the clients "
+        f"{metric_text(settings[0])} at the end, as the mean over the worst tenth of the clients "
         f"({seeds_text(study)}). Samples: those that a client update trained on, counted once in each epoch."
     )
     return Table.make(study, f"worst-{slug(data)}", f"{data}: worst decile of the clients", caption, columns)
@@ -96,7 +99,7 @@ def worst_table(study: Study, data: str, settings: list[Setting]) -> Table:
 def details_table(study: Study) -> Iterator[Table]:
     """Densities, and the seconds of a client update. A column is left out if it is 1 or unknown in all runs."""
     columns = [
-        Column(setting, name, value, digits, quantity=quantity, unit=unit, group=setting.label)
+        Column(setting, setting.label, name, value, digits, quantity=quantity, unit=unit)
         for setting in study.settings
         for name, value, digits, quantity, unit in (
             ("density asked", _asked, 3, "density_asked", ""),
@@ -106,7 +109,7 @@ def details_table(study: Study) -> Iterator[Table]:
             ("train, s", lambda run: run.seconds_per_update("train"), 3, "time/train_s/per_update", "s"),
             ("search, s", lambda run: run.seconds_per_update("search"), 3, "time/search_s/per_update", "s"),
         )
-        if any(value(run) not in (None, 1) for run in study.runs_of(setting))
+        if any(value(run) not in (None, 1) for run in setting.runs)
     ]
     if columns:
         caption = (
@@ -123,17 +126,17 @@ def rounds_table(
     study: Study, data: str, settings: list[Setting], targets: Sequence[float] = ()
 ) -> Iterator[Table]:
     """The first round in which each kind of model had each target score."""
-    runs = [run for setting in settings for run in study.runs_of(setting)]
+    runs = [run for setting in settings for run in setting.runs]
     columns = [
         Column(
-            setting, f"{target:g}{names.unit(runs[0].summary)}", first_round(kind, target), best="low",
+            setting, f"{setting.split}, {kind} models", f"{target:g}{names.unit(runs[0].summary)}",
+            first_round(kind, target), best="low",
             quantity="rounds_to", unit="rounds", kind=kind, target=f"{target:g}",
-            group=f"{setting.split}, {kind} models",
         )
         for setting in settings
-        for kind in study.kinds_of(setting)
+        for kind in setting.kinds
         if kind in CURVES
-        for target in targets or own_targets(study, setting)
+        for target in targets or setting.targets
     ]  # fmt: skip
     if columns:
         every = sorted({int(run.settings.get("eval.every", 1)) for run in runs})
@@ -147,15 +150,15 @@ def rounds_table(
 
 def rival_table(study: Study, setting: Setting) -> Iterator[Table]:
     """The rounds that each method's models need to reach the best score of `RIVALS`."""
-    kinds = [kind for kind in study.kinds_of(setting) if kind in CURVES]
+    kinds = [kind for kind in setting.kinds if kind in CURVES]
     columns = [
-        rival_column(study, setting, rival, rival_kind, kind)
+        rival_column(setting, rival, rival_kind, kind)
         for method, rival_kind in RIVALS
-        for rival in study.rows_of(setting)
-        if rival.method == method and any(run.best(rival_kind) for run in study.runs(rival, setting))
+        for rival in setting.rows
+        if rival.method == method and any(run.best(rival_kind) for run in setting.runs_of(rival))
         for kind in kinds
     ]
-    if columns and len(study.rows_of(setting)) > 1:
+    if columns and len(setting.rows) > 1:
         caption = (
             "First round in which a method\u2019s models of that kind had the rival\u2019s best accuracy, and how many "
             "more or fewer rounds that is than the rival itself needed. Each seed races against the rival\u2019s run "
@@ -163,14 +166,12 @@ def rival_table(study: Study, setting: Setting) -> Iterator[Table]:
             "as the paper seems to set it, its lead is mostly that; FedAvg\u2019s local model is its fair rival."
         )
         title = f"{setting.label}: rounds to a rival\u2019s best"
-        yield Table.make(
-            study, f"rivals-{slug(setting.label)}", title, caption, columns, study.rows_of(setting)
-        )
+        yield Table.make(study, f"rivals-{slug(setting.label)}", title, caption, columns, setting.rows)
 
 
-def rival_column(study: Study, setting: Setting, rival: Row, rival_kind: str, kind: str) -> Column:
+def rival_column(setting: Setting, rival: Row, rival_kind: str, kind: str) -> Column:
     """Cells such as `131.0 (−25 %)`: the rounds, and how many more or fewer they are than the rival's own."""
-    runs = study.runs(rival, setting)
+    runs = setting.runs_of(rival)
     goals = {run.seed: best for run in runs if (best := run.best(rival_kind))}
 
     def value(run: Run) -> float | None:
@@ -181,11 +182,11 @@ def rival_column(study: Study, setting: Setting, rival: Row, rival_kind: str, ki
         return signed(100 * (mean / own - 1), 0, " %")
 
     score, round = np.mean(list(goals.values()), axis=0)
-    unit = unit_of(study, setting)
+    unit = setting.unit
     group = f"{rival.label} {rival_kind}, {names.shown(score, unit, 1)}{unit} in round {round:.1f}"
     return Column(
-        setting, kind, value, note=change, quantity="rounds_to_best_of", unit="rounds", kind=kind,
-        target=f"{rival.label} {rival_kind}", group=group,
+        setting, group, kind, value, note=change, quantity="rounds_to_best_of", unit="rounds", kind=kind,
+        target=f"{rival.label} {rival_kind}",
     )  # fmt: skip
 
 
@@ -202,30 +203,20 @@ def first_round(kind: str, goal: float) -> Callable[[Run], float | None]:
     return lambda run: run.first_round(kind, goal)
 
 
-def score_column(study: Study, setting: Setting, kind: str, metric: str) -> Column:
-    """Cells such as `83.4 ± 0.1`, with a note where clients are missing."""
-    unit = unit_of(study, setting)
+def score_column(setting: Setting, kind: str, metric: str, statistic: str = "mean") -> Column:
+    """Cells such as `83.4 ± 0.1`. A mean has a note where clients are missing."""
+    unit, main = setting.unit, statistic == "mean"
 
     def note(runs: Sequence[Run], _: float) -> str:
         tested = min(int(scores[kind]["clients"]) for run in runs if kind in (scores := run.scores(metric)))
         clients = int(runs[0].summary["clients"])
-        return f" ({tested}/{clients})" if tested < clients else ""
+        return f" ({tested}/{clients})" if main and tested < clients else ""
 
-    lower = names.is_error(study.runs_of(setting)[0].summary, metric)
+    lower = names.is_error(setting.runs[0].summary, metric)
     return Column(
-        setting, f"{kind}, %" if unit else kind, lambda run: run.score(metric, kind), 1 if unit else 3,
-        best="low" if lower else "high", note=note, quantity=metric, unit=unit.strip(), kind=kind,
-    )  # fmt: skip
-
-
-def worst_column(study: Study, setting: Setting, kind: str) -> Column:
-    """The mean of the main metric over the worst tenth of the clients."""
-    metric, unit = study.main_metric(setting), unit_of(study, setting)
-    lower = names.is_error(study.runs_of(setting)[0].summary, metric)
-    return Column(
-        setting, f"{kind}, %" if unit else kind, lambda run: run.scores(metric).get(kind, {}).get("worst_decile"),
-        1 if unit else 3, best="low" if lower else "high", quantity=f"{metric}/worst_decile", unit=unit.strip(),
-        kind=kind,
+        setting, setting.split, f"{kind}, %" if unit else kind, lambda run: run.score(metric, kind, statistic),
+        1 if unit else 3, best="low" if lower else "high", note=note,
+        quantity=metric if main else f"{metric}/{statistic}", unit=unit.strip(), kind=kind,
     )  # fmt: skip
 
 
@@ -234,25 +225,15 @@ def cost_column(setting: Setting, name: str, largest: float) -> Column:
     title, unit = COSTS[name]
     scale, word = traffic_unit(largest) if unit == "bytes" else flops_unit(largest)
     return Column(
-        setting, f"{title}, {word}", _summary(name), scale=scale, best="cost",
+        setting, setting.split, f"{title}, {word}", _summary(name), scale=scale, best="cost",
         quantity=name, unit=unit,
     )  # fmt: skip
 
 
-def own_targets(study: Study, setting: Setting) -> list[float]:
-    """The targets of the runs' own configs, ascending."""
-    return sorted({target for run in study.runs_of(setting) for target in run.targets})
-
-
-def unit_of(study: Study, setting: Setting) -> str:
-    """The unit of the scores on that data with a space before it: percent, or nothing in a regression."""
-    return names.unit(study.runs_of(setting)[0].summary)
-
-
-def metric_text(study: Study, setting: Setting) -> str:
+def metric_text(setting: Setting) -> str:
     """The main metric and its unit at the beginning of a sentence: `Accuracy in %`."""
-    metric, unit = study.main_metric(setting), unit_of(study, setting)
-    return f"{metric[0].upper()}{metric[1:]}" + f" in{unit}" * bool(unit)
+    metric = setting.metric
+    return f"{metric[0].upper()}{metric[1:]}" + f" in{setting.unit}" * bool(setting.unit)
 
 
 def signed(value: float, digits: int, unit: str = "") -> str:

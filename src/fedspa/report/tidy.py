@@ -22,14 +22,11 @@ def tidy(runs: Sequence[Run]) -> pd.DataFrame:
     the costs are the run's total up to then.
     """
     settings = varied(runs)
-    parts = []
-    for run in runs:
-        part = _measured(run)
-        values = {"run": run.name, **{name: run.settings.get(name) for name in settings}}
-        for place, (name, value) in enumerate(values.items()):
-            part.insert(place, name, value)
-        parts.append(part)
-    return pd.concat(parts, ignore_index=True)
+    parts = [
+        _measured(run).assign(run=run.name, **{name: run.settings.get(name) for name in settings})
+        for run in runs
+    ]
+    return pd.concat(parts, ignore_index=True)[["run", *settings, *MEASURED]]
 
 
 def _measured(run: Run) -> pd.DataFrame:

@@ -16,7 +16,8 @@ from fedspa.checkpoints.run_state import Part, RunState
 from fedspa.config.plan import Plan
 from fedspa.core.errors import UserError
 from fedspa.core.launch import launched
-from fedspa.core.records import RoundRecord, RunResult, Spread, Tracker
+from fedspa.core.records import RoundRecord, Spread
+from fedspa.core.tracker import RunResult, Tracker
 from fedspa.federated.evaluation import spreads
 from fedspa.federated.scores import Kept
 from fedspa.runs.assembly import Federation, build

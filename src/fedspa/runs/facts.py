@@ -12,7 +12,8 @@ from fedspa import __version__
 from fedspa.checkpoints.data_there import file_marks
 from fedspa.config.plan import Plan
 from fedspa.core import names
-from fedspa.core.records import KINDS, VALIDATION, ClientTests, RunInfo, RunResult
+from fedspa.core.records import KINDS, VALIDATION
+from fedspa.core.tracker import ClientTests, RunInfo, RunResult
 from fedspa.data.sets import MadeImages
 from fedspa.federated.exploration import EXPLORED_SHARES
 from fedspa.federated.scores import Kept

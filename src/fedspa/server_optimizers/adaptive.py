@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.server_optimizers.base import ServerOptimizer
 
 if TYPE_CHECKING:
@@ -25,14 +25,9 @@ class Adaptive(ServerOptimizer):
     """The shared part of the three optimizers."""
 
     lr: float = 0.01
-    beta1: float = 0.9
-    tau: float = 1e-3
+    beta1: float = limited(0.9, low=0, high=1, high_open=True)
+    tau: float = limited(1e-3, low=0, low_open=True)
     """The adaptivity. A smaller tau makes the steps of the coordinates more equal."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("server_optimizer.beta1", self.beta1, low=0, high=1, high_open=True)
-        check_range("server_optimizer.tau", self.tau, low=0, low_open=True)
 
     def moments(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
         return {
@@ -66,11 +61,7 @@ class ServerAdagrad(Adaptive):
 class ServerAdam(Adaptive):
     """v <- beta2 v + (1 - beta2) g^2."""
 
-    beta2: float = 0.99
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("server_optimizer.beta2", self.beta2, low=0, high=1, high_open=True)
+    beta2: float = limited(0.99, low=0, high=1, high_open=True)
 
     def second_moment(self, second: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         return self.beta2 * second + (1 - self.beta2) * square

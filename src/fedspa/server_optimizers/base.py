@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from fedspa.core.errors import check_range
+from fedspa.core.limits import Limited, limited
 from fedspa.core.server import Aggregate, ServerState
 
 if TYPE_CHECKING:
@@ -15,16 +15,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class ServerOptimizer(ABC):
+class ServerOptimizer(Limited, ABC):
     """Updates the parameters. Running statistics, which follow them, take the plain mean."""
 
+    section: ClassVar[str] = "server_optimizer"
     name: str = ""
     """The name in the config. An object made in Python gets the name of its class."""
-    lr: float = 1.0
+    lr: float = limited(1.0, low=0, low_open=True)
     """The server's learning rate."""
-
-    def __post_init__(self) -> None:
-        check_range("server_optimizer.lr", self.lr, low=0, low_open=True)
 
     def moments(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
         """The optimizer's tensors before round 1, by name, for weights [total]. They stay at the server."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedspa.core.errors import check_range
+from fedspa.core.limits import limited
 from fedspa.server_optimizers.base import ServerOptimizer
 
 if TYPE_CHECKING:
@@ -19,11 +19,7 @@ VELOCITY = "server_velocity"
 class ServerSGD(ServerOptimizer):
     """v <- momentum * v + mean update; w <- w - lr * v."""
 
-    momentum: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("server_optimizer.momentum", self.momentum, low=0, high=1, high_open=True)
+    momentum: float = limited(0.0, low=0, high=1, high_open=True)
 
     def moments(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
         return {VELOCITY: weights.new_zeros(len(weights))} if self.momentum else {}

@@ -1,10 +1,9 @@
-"""The results of a study: the outcome of each job, a table of means over seeds, and a picture of all runs."""
+"""The results of a study: the outcome of each job, and tables of the final scores."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,47 +29,33 @@ def outcome(folder: Path) -> str:
     return ", ".join(words) or "finished"
 
 
-@dataclass(frozen=True)
-class Scores:
-    """The final scores of a study's finished jobs by one metric."""
+def scores(finished: Iterable[tuple[str, Path]]) -> list[pd.DataFrame]:
+    """The final scores of finished jobs, a table for each main metric, which is the name of its columns.
 
-    title: str
-    """The metric with its unit: accuracy in %."""
-    unit: str
-    runs: pd.DataFrame
-    """A row for each job under its label, a column for each kind of model; NaN where a job has no such model."""
-
-    def means(self) -> pd.DataFrame:
-        """The number of runs of each label, and their means as text."""
-        grouped = self.runs.groupby(level=0, sort=False)
-        shown = grouped.mean().map(lambda mean: names.shown(mean, self.unit) if mean == mean else "-")
-        shown.insert(0, "runs", grouped.size())
-        return shown.rename_axis(index=None, columns=self.title)
-
-    def rows(self) -> list[list[str]]:
-        """The table of means: a head, and rows of cells."""
-        means = self.means()
-        body = [[str(label), *map(str, cells)] for label, *cells in means.itertuples()]
-        return [[self.title, *means.columns], *body]
-
-
-def scores(finished: Iterable[tuple[str, Path]]) -> list[Scores]:
-    """The scores of finished jobs by main metric. Jobs with the same label differ only in their seed.
+    A table has a row for each job under its label, and a column for each kind of model; NaN where a job has no such
+    model.
 
     Args:
-        finished: the label and folder of each job.
+        finished: the label and folder of each job. Jobs with the same label differ only in their seed.
     """
     import pandas as pd
 
-    found: dict[tuple[str, str], list[tuple[str, dict[str, float]]]] = {}
+    found: dict[str, list[tuple[str, dict[str, float]]]] = {}
     for label, folder in finished:
-        metric, unit, means = _final_means(folder)
-        if means:
-            found.setdefault((metric, unit), []).append((label, means))
+        metric, unit, of_kinds = _final_means(folder)
+        if of_kinds:
+            found.setdefault(f"{metric}{unit and ' in %'}", []).append((label, of_kinds))
     tables = []
-    for (metric, unit), jobs in found.items():
+    for title, jobs in found.items():
         labels, rows = zip(*jobs, strict=True)
-        runs = pd.DataFrame(rows, index=labels)
-        kinds = [kind for kind in KINDS if kind in runs]
-        tables.append(Scores(f"{metric} in %" if unit else metric, unit, runs[kinds]))
+        tables.append(pd.DataFrame(rows, index=labels).filter(KINDS).rename_axis(columns=title))
     return tables
+
+
+def means(runs: pd.DataFrame) -> pd.DataFrame:
+    """The number of runs of each label of such a table, and their means as text."""
+    unit = " %" if runs.columns.name.endswith("%") else ""
+    grouped = runs.groupby(level=0, sort=False)
+    shown = grouped.mean().map(lambda mean: names.shown(mean, unit) if mean == mean else "-")
+    shown.insert(0, "runs", grouped.size())
+    return shown

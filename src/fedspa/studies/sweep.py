@@ -26,7 +26,7 @@ from fedspa.costs.units import show_count
 from fedspa.studies.jobs import Job, Study
 from fedspa.studies.launchers import CONSOLE, JobFailed, cores_of_a_job, jobs_get_signals, side_by_side
 from fedspa.studies.progress import Progress
-from fedspa.studies.results import outcome, scores
+from fedspa.studies.results import means, outcome, scores
 from fedspa.tracking.pictures import Pictures, save, study_picture
 from fedspa.tracking.sweep_run import Parent, nested_in
 
@@ -100,12 +100,12 @@ class Sweeps:
                 print(f"{begun} of them go on from a checkpoint.", flush=True)
             failures = self.run_missing(jobs, done, parent, Progress(len(jobs)))
             tables = scores((_without_seed(job.job), job.folder) for job in jobs if job.finished)
-            parent.tables = [table.rows() for table in tables]
+            parent.tables = [means(table) for table in tables]
             if tables and any(isinstance(logger, Pictures) for logger in loggers.values()):
                 parent.picture = folder / PICTURE
-                save(study_picture(tables[0].runs, tables[0].title), parent.picture)
+                save(study_picture(tables[0]), parent.picture)
         if tables:
-            shown = "\n\n".join(table.means().to_string(max_colwidth=None) for table in tables)
+            shown = "\n\n".join(table.to_string(max_colwidth=None) for table in parent.tables)
             print(f"\n{shown}\n\nReport: {_report_command(folder)}", flush=True)
         return _exit_code(failures, len(jobs))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from fedspa.core.records import RoundRecord, RunInfo, RunResult, Tracker
+from fedspa.core.records import RoundRecord
+from fedspa.core.tracker import RunInfo, RunResult, Tracker
 
 log = logging.getLogger(__name__)
 

@@ -23,13 +23,7 @@ from fedspa.core.files import write_whole
 from fedspa.core.names import final_metrics
 from fedspa.tracking.page import NOTE, described, flat_params
 from fedspa.tracking.run_folder import RoundReader
-from fedspa.tracking.store import (
-    default_uri,
-    is_missing,
-    open_store,
-    root_cause,
-    run_page,
-)
+from fedspa.tracking.store import default_uri, is_missing, open_store, root_cause, run_page
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

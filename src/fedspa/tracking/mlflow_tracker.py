@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 from uuid import uuid4
 
-from fedspa.core.errors import UserError, check_range
+from fedspa.core.errors import UserError
 from fedspa.core.files import write_whole
+from fedspa.core.limits import Limited, limited
 from fedspa.core.names import score_columns
-from fedspa.core.records import RoundRecord, RunInfo, RunResult
+from fedspa.core.records import RoundRecord
+from fedspa.core.tracker import RunInfo, RunResult
 from fedspa.tracking.mirror import ABOUT, Mirror
 from fedspa.tracking.page import PARENT, tags
 from fedspa.tracking.store import OTHERWISE, default_uri, root_cause, store_needed, store_uri, where_to_look
@@ -32,16 +34,17 @@ OTHER_STORE = (
 
 
 @dataclass(kw_only=True)
-class MLflowTracker:
+class MLflowTracker(Limited):
     """Has a run mirrored in a tracking store; beside a database, artifacts go to outputs/mlflow-artifacts."""
 
+    section: ClassVar[str] = "loggers.mlflow"
     takes_files: ClassVar[bool] = True
     """True if a run can send weights and masks to it."""
     name: str = "mlflow"
     experiment: str = "fedspa"
     tracking_uri: str | None = None
     """null: the environment's MLFLOW_TRACKING_URI, else mlflow.db in the project's root."""
-    flush_seconds: float = 5.0
+    flush_seconds: float = limited(5.0, low=0, low_open=True)
     """The time between two updates of the mirror."""
     parent_run_id: str | None = None
     """The run of the sweep that this run belongs to; set by the sweep."""
@@ -49,7 +52,7 @@ class MLflowTracker:
     """In MLflow; null: the run's `name`. A sweep calls its jobs by what differs between them."""
 
     def __post_init__(self) -> None:
-        check_range("loggers.mlflow.flush_seconds", self.flush_seconds, low=0, low_open=True)
+        super().__post_init__()
         self.uri = self.tracking_uri or store_uri()
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()

@@ -8,8 +8,8 @@ from itertools import accumulate
 from typing import Any
 
 from fedspa.core.paths import git
-from fedspa.core.records import RunInfo
 from fedspa.core.roles import flat
+from fedspa.core.tracker import RunInfo
 from fedspa.costs.units import result_tables, show_count, show_density, show_measured_density
 
 PARENT = "mlflow.parentRunId"
@@ -49,9 +49,9 @@ def described(run_id: str, note: str, summary: Mapping[str, Any]) -> dict[str, s
     return {NOTE: "\n\n".join(parts), "density": show_measured_density(summary)}
 
 
-def markdown_table(rows: Sequence[Sequence[str]], room: int = NOTE_LENGTH) -> str:
+def markdown_table(rows: Sequence[Sequence[object]], room: int = NOTE_LENGTH) -> str:
     """A head and rows of cells in Markdown: as many rows as fit into so many characters."""
-    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    lines = [f"| {' | '.join(str(cell).replace('|', '/') for cell in row)} |" for row in rows]
     lines.insert(1, "|---" * len(rows[0]) + "|")
     fit = [end for end in accumulate(len(line) + 1 for line in lines) if end <= room]
     left_out = len(lines) - len(fit)

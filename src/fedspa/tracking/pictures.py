@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from fedspa.core import names
 from fedspa.core.files import write_whole
-from fedspa.core.records import KINDS, RoundRecord, RunInfo, RunResult, TheoryRow
+from fedspa.core.records import KINDS, RoundRecord, TheoryRow
+from fedspa.core.tracker import RunInfo, RunResult
 from fedspa.tracking.drawing import COLORS, FAINT, INK, new_figure, row_ticks, set_title, spread_out
 from fedspa.tracking.tables import read_table
 
@@ -152,10 +153,10 @@ def partition_picture(label_counts: np.ndarray) -> Figure:
     return figure
 
 
-def study_picture(runs: pd.DataFrame, what: str) -> Figure:
+def study_picture(runs: pd.DataFrame) -> Figure:
     """The final scores of a study, a line for each label: a point for each run, a dot at their mean.
 
-    `runs`: a row for each run under its label, a column for each kind of model.
+    `runs`: a row for each run under its label, a column for each kind of model. The metric is the name of its columns.
     """
     labels = list(dict.fromkeys(runs.index))
     figure, axes = new_figure(8.4, 1.2 + 0.32 * len(labels))
@@ -169,7 +170,7 @@ def study_picture(runs: pd.DataFrame, what: str) -> Figure:
             axes.plot(values.mean(), height, "o", color=COLORS[kind], markersize=5, **named)
     row_ticks(axes, labels)
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
-    set_title(axes, "Scores at the end", f"{what}; small points: single runs; dots: their means")
+    set_title(axes, "Scores at the end", f"{runs.columns.name}; small points: single runs; dots: their means")
     figure.legend(loc="outside right upper", frameon=False, fontsize=8.5, labelcolor=INK)
     return figure
 

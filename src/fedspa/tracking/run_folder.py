@@ -18,8 +18,9 @@ from fedspa.core import names
 from fedspa.core.errors import UserError
 from fedspa.core.files import write_whole
 from fedspa.core.identity import CONFIG_HASH
-from fedspa.core.records import Event, RoundRecord, RunInfo, RunResult
+from fedspa.core.records import Event, RoundRecord
 from fedspa.core.tensor_file import save_tensors
+from fedspa.core.tracker import RunInfo, RunResult
 from fedspa.tracking.tables import Table, Tail, read_table, write_table
 
 if TYPE_CHECKING:

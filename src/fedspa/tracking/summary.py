@@ -11,7 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from fedspa.core import names
-from fedspa.core.records import KINDS, Continued, Costs, RunInfo, Spread
+from fedspa.core.records import KINDS, Costs, Spread
+from fedspa.core.tracker import Continued, RunInfo
 from fedspa.tracking.tables import read_table
 
 

@@ -19,6 +19,7 @@ from fedspa.tracking.page import NOTE, NOTE_LENGTH, markdown_table, picture, sou
 from fedspa.tracking.store import TRAINING, open_store, root_cause, run_page, store_needed, where_to_look
 
 if TYPE_CHECKING:
+    import pandas as pd
     from mlflow import MlflowClient
 
 log = logging.getLogger(__name__)
@@ -43,14 +44,15 @@ class Parent:
     failed: int = 0
     outcomes: dict[str, str] = field(default_factory=dict)
     """The outcome of each job by its name."""
-    tables: Sequence[Sequence[Sequence[str]]] = ()
-    """The final scores of the study, each table a head and rows of cells."""
+    tables: Sequence[pd.DataFrame] = ()
+    """The final scores of the study."""
     picture: Path | None = None
     """The file with a picture of these scores."""
 
     def note(self) -> str:
         """The description of the sweep's run: scores, picture, and as many of the jobs' outcomes as MLflow takes."""
-        parts = [markdown_table(table, NOTE_LENGTH // 3) for table in self.tables]
+        tables = ([[table.columns.name, *table], *table.itertuples()] for table in self.tables)
+        parts = [markdown_table(table, NOTE_LENGTH // 3) for table in tables]
         if self.picture:
             parts.append(picture(self.run_id, self.picture.name))
         jobs = [["job", "outcome"], *([f"`{name}`", words[:200]] for name, words in self.outcomes.items())]

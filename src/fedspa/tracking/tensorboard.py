@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from fedspa.core.errors import UserError
 from fedspa.core.names import final_metrics
-from fedspa.core.records import RoundRecord, RunInfo, RunResult
+from fedspa.core.records import RoundRecord
+from fedspa.core.tracker import RunInfo, RunResult
 from fedspa.tracking.run_folder import RoundReader
 
 if TYPE_CHECKING:

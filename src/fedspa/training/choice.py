@@ -10,9 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from fedspa.core.errors import UserError, brief, check_choice, check_range
+from fedspa.core.errors import UserError, brief
+from fedspa.core.limits import Limited, limited
 from fedspa.core.out_of_memory import ran_out
 from fedspa.training.workload import Workload
 
@@ -24,9 +25,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class EngineChoice(ABC):
+class EngineChoice(Limited, ABC):
     """Makes an engine from the eager one, which has the network."""
 
+    section: ClassVar[str] = "engine"
     name: str
 
     @abstractmethod
@@ -38,12 +40,9 @@ class EngineChoice(ABC):
 class Eager(EngineChoice):
     """Trains one client after another with autograd. The reference for other engines, and the fastest on a CPU."""
 
-    kernels: str = "auto"
+    kernels: str = limited("auto", choices=("auto", "torch"))
     """auto: on a CPU with AVX2 and a C compiler, fedspa's C code computes some layers (LeNet5's convolutions) in half
     the time; it sums in another order. torch: only torch's operations are used."""
-
-    def __post_init__(self) -> None:
-        check_choice("engine.kernels", self.kernels, ("auto", "torch"))
 
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:
         if self.kernels == "auto" and eager.device.type == "cpu":
@@ -55,18 +54,12 @@ class Eager(EngineChoice):
 class Compiled(EngineChoice):
     """Compiles one local step with torch.compile. On CUDA the step is a captured graph."""
 
-    lanes: int | None = None
+    lanes: int | None = limited(None, low=1)
     """The number of clients trained side by side on a GPU; null: as many as its memory allows, at most 8. On a CPU the
     lanes run one after the other (for tests)."""
-    compiler: str | None = "inductor"
+    compiler: str | None = limited("inductor", choices=("inductor", "aot_eager"))
     """The backend of torch.compile: inductor; or aot_eager, which needs no compiler and gains nothing (for tests). null
     compiles nothing; on CUDA the graph then has torch's own kernels."""
-
-    def __post_init__(self) -> None:
-        if self.lanes is not None:
-            check_range("engine.lanes", self.lanes, low=1)
-        if self.compiler is not None:
-            check_choice("engine.compiler", self.compiler, ("inductor", "aot_eager"))
 
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:
         from fedspa.training.compiled import CompiledEngine
@@ -113,17 +106,11 @@ class Auto(Eager):
     Only the run's settings decide, so that reruns agree.
     """
 
-    lanes: int | None = None
+    lanes: int | None = limited(None, low=1)
     """The lanes of the compiled engine."""
-    least_steps: int = 20_000
+    least_steps: int = limited(20_000, low=0)
     """The number of local training steps from which compiling pays. A guess from a prototype on an H200: it takes about
     a minute, and saves 1.5 (LeNet5) to 13 (ResNet18) milliseconds of each step of 128 images."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lanes is not None:
-            check_range("engine.lanes", self.lanes, low=1)
-        check_range("engine.least_steps", self.least_steps, low=0)
 
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:
         if eager.device.type != "cuda" or workload.steps < self.least_steps or not eager.examples.in_memory:

@@ -6,10 +6,11 @@ import logging
 import os
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedspa.core.errors import UserError, check_choice, check_range
+from fedspa.core.errors import UserError
 from fedspa.core.launch import ALONE, Launch, environment_of
+from fedspa.core.limits import Limited, limited
 
 if TYPE_CHECKING:
     import torch
@@ -20,48 +21,41 @@ NO_MPS = "Apple's GPUs (MPS) cannot compute in float64, which a run needs; use h
 
 
 @dataclass(kw_only=True)
-class Hardware:
+class Hardware(Limited):
     """The hardware of one process. Under torchrun or SLURM each of the run's processes has one device.
 
     Raises `UserError` for an impossible value.
     """
 
+    section: ClassVar[str] = "hardware"
     name: str
-    accelerator: str = "auto"
+    accelerator: str = limited("auto", choices=("auto", "cpu", "gpu"))
     """gpu is a GPU with CUDA; auto uses a GPU if there is one, else the CPU. Apple's GPUs (MPS) cannot be used: they
     have no float64, in which losses are summed."""
-    precision: str = "32-true"
+    precision: str = limited("32-true", choices=("32-true", "64-true", "tf32", "bf16-mixed"))
     """32-true, 64-true (for sharp comparisons), tf32 (float32 whose products CUDA rounds to 10 bits of mantissa;
     elsewhere the same as 32-true), or bf16-mixed."""
     deterministic: bool = True
     """false lets cuDNN and the compiler choose their fastest algorithms by trial. Reruns on a GPU then differ in
     rounding."""
-    threads: int | None = 1
+    threads: int | None = limited(1, low=1)
     """The number of threads inside one operation on the CPU; null leaves it to torch. One thread gives the same bytes
     on every machine of a kind. Several threads are slow if another process is busy."""
 
-    state_memory_gb: float = 4.0
+    state_memory_gb: float = limited(4.0, low=0)
     """The memory for masks and personal weights of trained clients. Later ones are stored in a
     file in the folder for temporary files (TMPDIR)."""
 
-    cores: int | None = None
+    cores: int | None = limited(None, low=1)
     """The number of CPU cores for this run; null: all that the process may use. A sweep with several jobs on one
     machine divides the cores by this setting."""
-    workers: int | None = None
+    workers: int | None = limited(None, low=1)
     """The number of processes that share a round's clients on the CPU; null: one for each core."""
 
     def __post_init__(self) -> None:
         if self.accelerator == "mps":
             raise UserError(f"hardware.accelerator=mps does not work: {NO_MPS}.")
-        check_choice("hardware.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
-        check_choice("hardware.precision", self.precision, ("32-true", "64-true", "tf32", "bf16-mixed"))
-        if self.threads is not None:
-            check_range("hardware.threads", self.threads, low=1)
-        check_range("hardware.state_memory_gb", self.state_memory_gb, low=0)
-        if self.cores is not None:
-            check_range("hardware.cores", self.cores, low=1)
-        if self.workers is not None:
-            check_range("hardware.workers", self.workers, low=1)
+        super().__post_init__()
 
     @property
     def dtype(self) -> torch.dtype:
