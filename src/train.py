@@ -16,8 +16,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
-
 from fedspa.checkpoints.resuming import place
 from fedspa.cli import log_into, main
 from fedspa.config.plan import Plan
@@ -37,6 +35,8 @@ def train(plan: Plan, folder: Path) -> None:
         print(preview(plan), end="\n\n", flush=True)
         print(listing({plan.settings.name: plan}))
         return
+    from hydra.core.hydra_config import HydraConfig
+
     from fedspa.runs.rank_group import joined
 
     with joined(launched()) as group:

@@ -21,6 +21,7 @@ from fedspa.core.errors import UserError, nearest
 from fedspa.core.paths import config_dir
 
 ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = sorted((ROOT / "src").glob("*.py"))
 HEAVY = "{'torch._C', 'lightning', 'mlflow', 'torchmetrics', 'matplotlib', 'pandas'}"
 
 
@@ -52,7 +53,7 @@ def test_each_command_has_a_name(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["fedspa", *words])
         return by_name(), *capsys.readouterr()
 
-    files = {file.stem for file in (ROOT / "src").glob("*.py")}
+    files = {file.stem for file in COMMANDS}
     code, told, _ = call()
     assert code == 2 and {name for name in files if name in told} == files
     assert call("--help") == (0, told, "")
@@ -62,13 +63,22 @@ def test_each_command_has_a_name(monkeypatch, capsys):
     assert end.value.code == 0 and "python src/sync.py <folder" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("program", [["-m", "fedspa"], *([f"{ROOT}/src/{file.name}"] for file in COMMANDS)])
+def test_a_python_without_the_packages_is_told_in_one_sentence(program, tmp_path):
+    bare = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-S", *program]  # without site-packages, as outside the environment
+    done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "the package hydra: activate the environment" in done.stderr
+
+
 # A user's mistakes
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("mask=dts", "mask=dts is not known: did you mean dst or dsr? (valid: channels, deepr, dsr, "),
+        ("mask=dts", "mask=dts is not known: did you mean dst or dsr? (one of 13 valid names)."),
         ("metric=[acuracy]", "metric=acuracy is not known: did you mean accuracy?"),
         ("experiment=cifar10_smal", "experiment=cifar10_smal is not known: did you mean cifar10_small"),
         ("sparsity=1.2", "sparsity=1.2 is out of range: it must be in [0, 1)."),
@@ -76,7 +86,7 @@ def test_each_command_has_a_name(monkeypatch, capsys):
         ("dataset=cifar10 dataset.path=/nowhere", "dataset.path=/nowhere does not exist"),
         ("federation.clients=20 federation.clients_per_round=200", "it must be at most 20."),
         ("partition.gama=1", "partition.gama is not a setting: did you mean gamma"),
-        ("foo=1", "foo is not a setting: valid are checkpoint, costs, dataset, dry_run, "),
+        ("foo=1", "foo is not a setting: valid are federation, model, costs and "),
         ("loger=none", "loger is not a setting: did you mean logger or loggers?"),
         ("method=fedavg mask=dst", "method=fedavg trains dense, so mask=dst has no meaning"),
         ("model=lenet5 dataset=digits logger=none", "model=lenet5 cannot take images of 8 x 8 pixels"),
@@ -90,7 +100,7 @@ def test_each_command_has_a_name(monkeypatch, capsys):
         ("eval.targets=70", "eval.targets=70 is not a list"),
         ("save.local=maybe", "save.local=maybe is not true or false."),
         ("mask=DST", "mask=DST is not known: did you mean dst or dsr?"),
-        ("mask=null", "mask=null is not known: valid are channels, deepr, dsr, "),
+        ("mask=null", "mask=null is not known: valid are nm, channels, snip and 10 others."),
         ("mask=[dst,rsm]", "mask=[dst,rsm] is a list: mask takes one option"),
         ("metric.foo=1", "metric holds no settings"),
         (

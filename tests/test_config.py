@@ -142,7 +142,7 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
     [
         ("partition.gamma=foo", "partition.gamma=foo is not a number."),
         ("+partition.gama=1", "partition.gama is not a setting: did you mean gamma"),
-        ("+training.leaning_rate=1", "training.leaning_rate is not a setting: valid are batch_size"),
+        ("+training.leaning_rate=1", "training.leaning_rate is not a setting: valid are "),
         ("+fedration=1", "fedration is not a setting: did you mean federation or partition?"),
         ("+dataset.augmentation.flp=true", "dataset.augmentation.flp is not a setting: did you mean flip?"),
         ("dataset.mean=[a]", "dataset.mean[0]=a is not a number."),

@@ -1,9 +1,20 @@
 """fedspa: personalised federated learning in which every client trains its own sparse model."""
 
+import sys
+from importlib.util import find_spec
 from typing import Any
 
 __version__ = "0.1.0"
 __all__ = ["Federation", "Run", "UserError", "load", "run"]
+
+# Each command imports this file first, so one check here spares all of them a traceback.
+if _missing := [name for name in ("hydra", "torch", "lightning", "mlflow", "pandas") if not find_spec(name)]:
+    print(
+        f"Error: this Python ({sys.executable}) does not have the package {_missing[0]}: activate the environment "
+        "(source .venv/bin/activate), or install fedspa (pip install -e .).",
+        file=sys.stderr,
+    )
+    raise SystemExit(2)
 
 
 def __getattr__(name: str) -> Any:

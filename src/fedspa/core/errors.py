@@ -43,8 +43,12 @@ def written(value: object) -> str:
     return str(value)
 
 
+FEW = 8
+"""The largest number of valid names that an error sentence lists."""
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
-    """The tail of an error sentence: the nearest valid names, or all of them.
+    """The tail of an error sentence: the nearest valid names, or all of them if they are few.
 
     >>> nearest("dts", ["dst", "none", "rsm"])
     'did you mean dst? (valid: dst, none, rsm)'
@@ -54,9 +58,14 @@ def nearest(word: str, options: Iterable[str]) -> str:
         return "there are none to choose from"
     by_lower = {name.lower(): name for name in names}
     close = [by_lower[name] for name in get_close_matches(word.lower(), by_lower, n=2, cutoff=0.51)]
-    if not close:
+    few = len(names) <= FEW
+    if close:
+        valid = f"valid: {', '.join(names)}" if few else f"one of {len(names)} valid names"
+        return f"did you mean {' or '.join(close)}? ({valid})"
+    if few:
         return f"valid are {', '.join(names)}"
-    return f"did you mean {' or '.join(close)}? (valid: {', '.join(names)})"
+    nearest_three = [by_lower[name] for name in get_close_matches(word.lower(), by_lower, n=3, cutoff=0)]
+    return f"valid are {', '.join(nearest_three)} and {len(names) - 3} others"
 
 
 def check_choice(where: str, value: str, options: Iterable[str]) -> None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
-from fedspa.core.errors import UserError, brief
+from fedspa.core.errors import UserError, brief, nearest
 
 _PARTS = ("", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".datasets", ".models", ".utils")
 
@@ -39,7 +38,7 @@ def timm_network(
     """
     timm = _timm()
     if not timm.is_model(name):
-        raise UserError(f"model.name={name} is no network of timm: {_nearest(name, timm.list_models())}")
+        raise UserError(f"model.name={name} is no network of timm: {nearest(name, timm.list_models())}.")
     config = timm.models.get_pretrained_cfg(name)
     size = {"img_size": image_size} if config is not None and config.fixed_input_size else {}
     try:
@@ -67,12 +66,6 @@ def _timm() -> Any:
             f"model=timm needs timm, which cannot be imported ({brief(error)}): pip install 'fedspa[timm]'."
         ) from error
     return timm
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    """The nearest of more than a thousand names, without a list of the others."""
-    close = get_close_matches(name, known, n=2, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else "timm.list_models() has them all"
 
 
 @contextmanager

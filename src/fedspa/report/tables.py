@@ -102,7 +102,7 @@ def details_table(study: Study) -> Iterator[Table]:
         Column(setting, setting.label, name, value, digits, quantity=quantity, unit=unit)
         for setting in study.settings
         for name, value, digits, quantity, unit in (
-            ("density asked", _asked, 3, "density_asked", ""),
+            ("density asked", _summary("density_asked"), 3, "density_asked", ""),
             ("density", _summary(names.DENSITY), 3, names.DENSITY, ""),
             ("sparsest", _summary(f"{names.DENSITY}/min"), 3, f"{names.DENSITY}/min", ""),
             ("densest", _summary(f"{names.DENSITY}/max"), 3, f"{names.DENSITY}/max", ""),
@@ -188,10 +188,6 @@ def rival_column(setting: Setting, rival: Row, rival_kind: str, kind: str) -> Co
         setting, group, kind, value, note=change, quantity="rounds_to_best_of", unit="rounds", kind=kind,
         target=f"{rival.label} {rival_kind}",
     )  # fmt: skip
-
-
-def _asked(run: Run) -> float | None:
-    return run.summary.get("density_asked") if names.DENSITY in run.summary else None
 
 
 def _summary(name: str) -> Callable[[Run], float | None]:
