@@ -66,6 +66,8 @@ class ConsoleView:
         self._unit = " %" if info.in_percent else ""
         metric = info.metrics[0].capitalize()
         self._say(f"{metric} of each kind of model: mean over {info.mean_over}{self._unit and ', in %'}")
+        if info.config.get("personal_layers", "none") != "none" and "global" in info.kinds:
+            self._say("The global model of a client has the client's own personal layers.")
         if self._console.is_interactive:
             from rich.live import Live
 
