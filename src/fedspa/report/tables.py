@@ -18,7 +18,7 @@ from fedspa.report.table import Column, Table, seeds_text
 CURVES = KINDS[:-1]
 """The kinds of model that have a score in each round."""
 MODELS = {
-    "global": "the server\u2019s dense weights",
+    "global": "the server\u2019s dense weights, with the client\u2019s own personal layers if it has any",
     "personal": "what the method gives a client from the server\u2019s state",
     "local": "a client\u2019s weights right after its last training",
     "finetuned": "the final global weights, trained by each client once more",
