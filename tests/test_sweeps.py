@@ -477,14 +477,14 @@ def test_a_dry_run_lists_costs_and_times(sweep, plan, monkeypatch, capsys):
 
 def test_a_dry_run_knows_what_is_finished(sweep, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(dry_run, "_speed", lambda plan: 1e9)
-    assert sweep(finish, "seed=0") == 0
+    assert sweep(finish, "seed=0,1") == 0
     before = sorted(tmp_path.rglob("*"))
     capsys.readouterr()
-    assert sweep(never, "seed=0", "dry_run=true") == 0
-    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:4])
-    one, all_of_them = listed.values()
-    assert (one.split()[-1], all_of_them.split()[-2:]) == ("finished", ["0.0", "s"])
-    assert list(listed) == ["single", "all"]
+    assert sweep(never, "seed=0,1", "dry_run=true") == 0
+    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:5])
+    one, other, all_of_them = listed.values()
+    assert one.split()[-1] == other.split()[-1] == "finished" and all_of_them.split()[-2:] == ["0.0", "s"]
+    assert list(listed) == ["seed=0", "seed=1", "all"]
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -565,8 +565,8 @@ def test_a_sweeps_run_is_found_again_and_tells_the_truth(store, capsys):
     with pytest.raises(RuntimeError), nested_in("sparsity", loggers):
         raise RuntimeError
     assert only() == ("sparsity", "FAILED")
-    told = capsys.readouterr().out.splitlines()
-    assert len(set(told)) == 1 and told[0].startswith(
+    told = capsys.readouterr().out.split("\n\n")
+    assert len({line.strip() for line in told}) == 1 and told[0].strip().startswith(
         f"In MLflow: run `mlflow ui --backend-store-uri {store}`"
     )
     job = client.create_run(experiment, tags={PARENT: parent.run_id}).info.run_id
