@@ -117,13 +117,13 @@ def test_every_way_to_run_out_is_known() -> None:
     [
         (
             torch.OutOfMemoryError(CUDA),
-            f"The GPU has too little memory ({CUDA[:-1]}): lower training.batch_size=32, eval.batch_size=500, or "
+            f"The GPU has too little memory ({CUDA[:-1]}): lower training.batch_size=32 or eval.batch_size=500, or "
             "use a narrower hardware.precision=32-true, such as bf16-mixed.",
         ),
         (
             MemoryError(),
-            "There is too little memory (MemoryError): lower training.batch_size=32, eval.batch_size=500 or "
-            "hardware.workers=3.",
+            "There is too little memory (MemoryError): lower training.batch_size=32 or eval.batch_size=500, or "
+            "lower hardware.workers=3.",
         ),
     ],
 )

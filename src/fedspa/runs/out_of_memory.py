@@ -12,25 +12,22 @@ from fedspa.core.out_of_memory import ran_out
 
 @contextmanager
 def explains_memory(plan: Plan) -> Iterator[None]:
-    """Raise one `UserError` for the many errors that mean too little memory."""
+    """Raise one `UserError` for the many errors that mean too little memory, with the settings that need less."""
+    training, tests, hardware = plan.settings.training, plan.settings.eval, plan.hardware
     try:
         yield
     except (RuntimeError, MemoryError, OSError) as error:
         if not ran_out(error):
             raise
-        raise UserError(too_little_memory(plan, error)) from error
-
-
-def too_little_memory(plan: Plan, error: BaseException) -> str:
-    """The sentence: the kind of memory, and the settings that need less."""
-    settings, hardware = plan.settings, plan.hardware
-    batches = (
-        f"training.batch_size={settings.training.batch_size}, eval.batch_size={settings.eval.batch_size}"
-    )
-    if any(word in str(error) for word in ("CUDA", "HIP", "CUBLAS")):
-        return (
-            f"The GPU has too little memory ({brief(error)}): lower {batches}, or use a narrower "
-            f"hardware.precision={hardware.precision}, such as bf16-mixed."
-        )
-    workers = hardware.workers or "null (one for each core)"
-    return f"There is too little memory ({brief(error)}): lower {batches} or hardware.workers={workers}."
+        if any(word in str(error) for word in ("CUDA", "HIP", "CUBLAS")):
+            where = "The GPU has"
+            other = f"use a narrower hardware.precision={hardware.precision}, such as bf16-mixed"
+        else:
+            where, other = (
+                "There is",
+                f"lower hardware.workers={hardware.workers or 'null (one for each core)'}",
+            )
+        raise UserError(
+            f"{where} too little memory ({brief(error)}): lower training.batch_size={training.batch_size} or "
+            f"eval.batch_size={tests.batch_size}, or {other}."
+        ) from error
