@@ -12,22 +12,27 @@ from fedspa.core.out_of_memory import ran_out
 
 @contextmanager
 def explains_memory(plan: Plan) -> Iterator[None]:
-    """Raise one `UserError` for the many errors that mean too little memory, with the settings that need less."""
-    training, tests, hardware = plan.settings.training, plan.settings.eval, plan.hardware
+    """Raise one `UserError` for the many errors that mean too little memory."""
     try:
         yield
     except (RuntimeError, MemoryError, OSError) as error:
         if not ran_out(error):
             raise
-        if any(word in str(error) for word in ("CUDA", "HIP", "CUBLAS")):
-            where = "The GPU has"
-            other = f"use a narrower hardware.precision={hardware.precision}, such as bf16-mixed"
-        else:
-            where, other = (
-                "There is",
-                f"lower hardware.workers={hardware.workers or 'null (one for each core)'}",
-            )
-        raise UserError(
-            f"{where} too little memory ({brief(error)}): lower training.batch_size={training.batch_size} or "
-            f"eval.batch_size={tests.batch_size}, or {other}."
-        ) from error
+        raise UserError(too_little_memory(plan, error)) from error
+
+
+def too_little_memory(plan: Plan, error: BaseException) -> str:
+    """The sentence: the kind of memory, and the settings that need less."""
+    settings, hardware = plan.settings, plan.hardware
+    batches = (
+        f"training.batch_size={settings.training.batch_size}, eval.batch_size={settings.eval.batch_size}"
+    )
+    if any(word in str(error) for word in ("CUDA", "HIP", "CUBLAS")):
+        remedies = [f"lower {batches}"]
+        if plan.engine.name != "eager":
+            remedies.append("use engine.lanes=1")
+        if hardware.precision != "bf16-mixed":
+            remedies.append(f"use hardware.precision=bf16-mixed instead of {hardware.precision}")
+        return f"The GPU has too little memory ({brief(error)}): {', or '.join(remedies)}."
+    workers = hardware.workers or "null (one for each core)"
+    return f"There is too little memory ({brief(error)}): lower {batches} or hardware.workers={workers}."
