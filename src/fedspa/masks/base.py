@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from fedspa.core.client import Client, Trained
 from fedspa.core.client_state import MASK, ClientState, Item
-from fedspa.core.limits import Limited, limited
+from fedspa.core.limits import Component, limited
 from fedspa.core.packed_mask import PackedMask
 from fedspa.masks.checking import check_mask, refusal
 from fedspa.masks.search_input import SearchInput
@@ -40,12 +40,10 @@ class Fitted:
 
 
 @dataclass(kw_only=True)
-class MaskSearcher(Fitted, Limited, ABC):
+class MaskSearcher(Fitted, Component, ABC):
     """Draws the first masks, and finds the next ones: Next_Masks of the paper's Algorithm 1."""
 
     section: ClassVar[str] = "mask"
-    name: str = ""
-    """The name in the config. An object made in Python gets the name of its class."""
     initial: str = limited("same", choices=("same", "different"))
     """same: all clients start from one random mask; different: each client starts from its own."""
 
