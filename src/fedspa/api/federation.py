@@ -9,9 +9,6 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
 from fedspa.api.arguments import (
     OBJECTS,
     SHORT,
@@ -218,11 +215,11 @@ def run(
 @contextmanager
 def _explained() -> Iterator[None]:
     """Turn Hydra's errors about settings into a `UserError`."""
-    from fedspa.cli import explain_hydra
+    from fedspa.cli import COMPOSING, explain_hydra
 
     try:
         yield
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except COMPOSING as error:
         raise explain_hydra(error) from error
 
 

@@ -18,10 +18,12 @@ from fedspa.core.errors import UserError, written
 from fedspa.core.paths import SET_ASIDE
 from fedspa.core.records import KINDS, VALIDATION
 from fedspa.core.roles import Role, flat, role_of
-from fedspa.core.tracker import MEAN_OVER
 from fedspa.tracking.artifacts import artifacts, client_to_read
 from fedspa.tracking.run_folder import RunFiles, Unreadable
 from fedspa.tracking.sweep_run import SWEEP
+
+MOST_RUNS = 50_000
+"""The number of runs that MLflow finds at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,16 +62,6 @@ class Run(RunFiles):
     def kinds(self) -> tuple[str, ...]:
         """The kinds of model that were tested at the end, in the order of `KINDS`."""
         return tuple(kind for kind in KINDS if kind in self.scores(self.metrics[0]))
-
-    @property
-    def mean_over(self) -> str:
-        """The weights of its means over clients, in words."""
-        return MEAN_OVER[self.settings.get("eval.weighting", "clients")]
-
-    @property
-    def targets(self) -> list[float]:
-        """The targets in the main metric."""
-        return [float(target) for target in self.config.get("eval", {}).get("targets", [])]
 
     def scores(self, metric: str) -> dict[str, dict[str, float]]:
         """The final scores by kind of model: statistics over the clients."""
@@ -210,13 +202,9 @@ def folders_in_store(condition: str) -> dict[str, Path | UserError]:
     from mlflow.exceptions import MlflowException
 
     client = client_to_read(f"runs={condition}")
-    runs: list[Any] = []
-    page: str | None = None
     try:
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-        while page != "":
-            part = client.search_runs(experiments, condition, order_by=["start_time"], page_token=page)
-            runs, page = [*runs, *part], part.token or ""
+        runs = client.search_runs(experiments, condition, max_results=MOST_RUNS, order_by=["start_time"])
     except MlflowException as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(f"runs={condition} is neither a folder nor a filter of MLflow: {reason}.") from error
