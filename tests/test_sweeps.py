@@ -25,7 +25,7 @@ from fedspa.federated.sampling import sample_clients
 from fedspa.planning import dry_run
 from fedspa.planning.cost_report import CostReport
 from fedspa.runs.assembly import build
-from fedspa.studies.jobs import Study, study
+from fedspa.studies.jobs import Job, Study, study
 from fedspa.studies.launchers import JobFailed
 from fedspa.studies.progress import Progress
 from fedspa.studies.results import scores
@@ -46,7 +46,8 @@ JOBS = {
     "regrow": 3 * 3 * 2,
     "kinds": 3 * 3 * 3,
     "wall_time": 3,
-    "federation": 17 + 2 * 7 + 7,
+    "federation": 18 + 2 * 8 + 7,
+    "head_variants": 7,
     "channels": 3 * 5,
     "methods": 3 * 30,
     "methods_tuned": 3 * 30,
@@ -430,7 +431,7 @@ def test_the_table_at_the_end_has_means_over_seeds(sweep, tmp_path, capsys):
     assert sweep(task, "method=fedspa,fedavg", "seed=0,1") == 0
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()[-5:]]
     assert [line.split() for line in lines[:3]] == [
-        ["accuracy", "in", "%", "runs", "global", "personal"],
+        ["mean", "accuracy", "in", "%", "runs", "global", "personal"],
         ["method=fedspa", "2", "61.50", "80.50"],
         ["method=fedavg", "2", "61.50", "-"],
     ]
@@ -477,14 +478,14 @@ def test_a_dry_run_lists_costs_and_times(sweep, plan, monkeypatch, capsys):
 
 def test_a_dry_run_knows_what_is_finished(sweep, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(dry_run, "_speed", lambda plan: 1e9)
-    assert sweep(finish, "seed=0") == 0
+    assert sweep(finish, "seed=0,1") == 0
     before = sorted(tmp_path.rglob("*"))
     capsys.readouterr()
-    assert sweep(never, "seed=0", "dry_run=true") == 0
-    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:4])
-    one, all_of_them = listed.values()
-    assert (one.split()[-1], all_of_them.split()[-2:]) == ("finished", ["0.0", "s"])
-    assert list(listed) == ["single", "all"]
+    assert sweep(never, "seed=0,1", "dry_run=true") == 0
+    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:5])
+    one, other, all_of_them = listed.values()
+    assert one.split()[-1] == other.split()[-1] == "finished" and all_of_them.split()[-2:] == ["0.0", "s"]
+    assert list(listed) == ["seed=0", "seed=1", "all"]
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -565,8 +566,8 @@ def test_a_sweeps_run_is_found_again_and_tells_the_truth(store, capsys):
     with pytest.raises(RuntimeError), nested_in("sparsity", loggers):
         raise RuntimeError
     assert only() == ("sparsity", "FAILED")
-    told = capsys.readouterr().out.splitlines()
-    assert len(set(told)) == 1 and told[0].startswith(
+    told = capsys.readouterr().out.split("\n\n")
+    assert len({line.strip() for line in told}) == 1 and told[0].strip().startswith(
         f"In MLflow: run `mlflow ui --backend-store-uri {store}`"
     )
     job = client.create_run(experiment, tags={PARENT: parent.run_id}).info.run_id
@@ -577,6 +578,16 @@ def test_a_sweeps_run_is_found_again_and_tells_the_truth(store, capsys):
     shown = client.search_runs([experiment], view["searchFilter"], order_by=[f"{view['orderByKey']} ASC"])
     assert [run.info.run_id for run in shown] == [job]
     assert "metrics.`accuracy/personal`" in view["selectedColumns"]
+
+
+def test_repetitions_have_the_label_of_what_differs_but_for_the_seed():
+    jobs = tuple(
+        Job(("experiment=digits_study", f"mask={mask}", f"seed={seed}"), ())
+        for mask in ("dst", "rsm")
+        for seed in (0, 1)
+    )
+    assert [Study("s", jobs).label(job) for job in jobs] == ["mask=dst"] * 2 + ["mask=rsm"] * 2
+    assert [Study("s", jobs[:2]).label(job) for job in jobs[:2]] == ["all", "all"]
 
 
 def test_without_mlflow_nothing_is_nested():
@@ -606,6 +617,7 @@ def test_a_real_sweep(tmp_path, store):
     assert first.stderr.endswith(
         "1 of 3 jobs failed:\n  seed=-1  seed=-1 is out of range: it must be at least 0.\n"
     )
+    assert first.stdout.count("In MLflow: ") == 1  # the study's page has its jobs
     folder = tmp_path / "seed,federation.clients_per_round=2,federation.rounds=1"
     summaries = {path.parent.name: path.read_bytes() for path in folder.glob("*/summary.json")}
     assert summaries.keys() == {"seed=0", "seed=1"}
@@ -623,7 +635,7 @@ def test_a_real_sweep(tmp_path, store):
     assert {run.data.tags[PARENT] for run in nested} == {parent.info.run_id}
     assert {run.info.run_name for run in nested} == {"seed=0", "seed=1"}  # what differs
     note = parent.data.tags[NOTE]
-    assert note.startswith("| accuracy in % | runs | global") and "| all | 2 | " in note
+    assert note.startswith("| mean accuracy in % | runs | global") and "| all | 2 | " in note
     assert "| `seed=1` | global " in note and f"path=study.png&run_uuid={parent.info.run_id}" in note
     assert [file.path for file in client.list_artifacts(parent.info.run_id)] == ["study.png"]
     assert sorted((run.data.tags["seed"], run.info.status) for run in nested) == [

@@ -66,6 +66,8 @@ class ConsoleView:
         self._unit = " %" if info.in_percent else ""
         metric = info.metrics[0].capitalize()
         self._say(f"{metric} of each kind of model: mean over {info.mean_over}{self._unit and ', in %'}")
+        if info.config.get("personal_layers", "none") != "none" and "global" in info.kinds:
+            self._say("The global model of a client has the client's own personal layers.")
         if self._console.is_interactive:
             from rich.live import Live
 
@@ -102,7 +104,7 @@ class ConsoleView:
         if events := [f"{count} {kind}" for kind, count in names.group("faults", result.summary).items()]:
             self._say(f"\nEvents: {', '.join(events)}")
         self._say(f"\nTook {show_time(seconds)} at {_count(speed)} samples/s.")
-        self._say(f"Everything lies in {_short(self._info.folder)}")
+        self._say(f"Everything lies in the folder {_short(self._info.folder)}")
 
     def abort(self, status: str, reason: str) -> None:
         self._stop()
@@ -110,7 +112,7 @@ class ConsoleView:
         self._say(
             f"\n{word} after {self._done} of {show_count(self._info.rounds, 'round')}: {reason}", style="bold"
         )
-        self._say(f"What there is lies in {_short(self._info.folder)}")
+        self._say(f"What there is lies in the folder {_short(self._info.folder)}")
 
     def _say(self, text: str, style: str | None = None) -> None:
         self._console.print(text, style=style, soft_wrap=True)  # never breaks a path in two
