@@ -26,7 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedspa.config.composing import parsed
+from fedspa.config.composing import parsed, several_values
 from fedspa.config.plan import Plan, check
 from fedspa.config.recorded import KEYS, repeating
 from fedspa.config.schema import register
@@ -226,8 +226,7 @@ def explain_hydra(error: Exception) -> UserError:
     elif text.startswith("invalid literal for int()"):  # OmegaConf's error does not name the setting
         mistake = no_item(text.split("'")[1])
     elif text.startswith(("Ambiguous value", "Sweep parameters")):
-        override = text.split("'")[1]
-        mistake = UserError(f"{override} is several values: add -m to run each, or write a list as [a,b].")
+        mistake = several_values(text.split("'")[1], "add -m to run each")
     else:
         mistake = UserError(f"{text.rstrip('.')}.")
     mistake.__cause__ = error
