@@ -29,7 +29,7 @@ def report(words: list[str]) -> None:
     from fedspa.report.study import make_study
 
     study = make_study(options.name, read_runs(options.folders()))
-    made = make_report(study, targets=options.accuracies, beside_paper=options.paper)
+    made = make_report(study, targets=options.targets, beside_paper=options.paper)
     try:
         page = write_report(made, study, options.folder)
     except OSError as error:

@@ -19,6 +19,7 @@ from fedspa.methods.base import Method
 from fedspa.methods.checking import check_declaration
 from fedspa.methods.ditto import Ditto
 from fedspa.methods.fedavg import FedAvg
+from fedspa.methods.fedspa import FedSpa
 from fedspa.training.eager import EagerEngine
 
 
@@ -170,7 +171,6 @@ def declared(**attributes) -> Method:
 @pytest.mark.parametrize(
     ("method", "told"),
     [
-        (declared(), "has no kinds"),
         (declared(kinds="global"), "kinds='global'"),
         (declared(kinds=("global", "own")), "'own'"),
         (declared(kinds=()), "a tuple of some of global, personal, local"),
@@ -183,18 +183,17 @@ def test_what_a_class_lacks_is_told(method, told):
     assert "method=mine (" in str(caught.value) and told in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        ("", "has no kinds"),
-        ("    kinds = ('global', 'personal')\n", "no personal()"),
-    ],
-)
-def test_it_is_told_before_data_and_network(plan, tmp_path, monkeypatch, body, told):
+def test_kinds_follow_from_what_a_class_has():
+    assert declared().kinds == ("global", "local")
+    assert declared(personal=FedSpa.personal).kinds == ("global", "personal", "local")
+    assert declared(sends=False).kinds == declared(sends_weights=False).kinds == ("local",)
+
+
+def test_it_is_told_before_data_and_network(plan, tmp_path, monkeypatch):
     """The data set's folder is not there: to look for it would be another error."""
     (tmp_path / "half_method.py").write_text(
         "from dataclasses import dataclass\nfrom fedspa.methods.base import Method\n\n"
-        f"@dataclass(kw_only=True)\nclass Half(Method):\n    weighting: str = 'uniform'\n{body}\n"
+        "@dataclass(kw_only=True)\nclass Half(Method):\n    kinds = ('global', 'personal')\n\n"
         "    def client_update(self, client, server):\n        pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -202,12 +201,12 @@ def test_it_is_told_before_data_and_network(plan, tmp_path, monkeypatch, body, t
     words = ("method=fedavg", "method._target_=half_method.Half", "trusted_packages=[half_method]")
     with pytest.raises(UserError, match="half_method.Half") as caught:
         plan(*words, "dataset=mnist", f"dataset.path={tmp_path}/nowhere")
-    assert told in str(caught.value)
+    assert "no personal()" in str(caught.value)
 
 
 def test_a_class_without_its_methods_is_told_which(plan, tmp_path, monkeypatch):
     (tmp_path / "no_update.py").write_text(
-        "from fedspa.methods.base import Method\n\nclass Half(Method):\n    kinds = ('global',)\n"
+        "from fedspa.methods.base import Method\n\nclass Half(Method):\n    sends = False\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     words = ("method=fedavg", "method._target_=no_update.Half", "trusted_packages=[no_update]")

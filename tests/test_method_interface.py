@@ -6,7 +6,7 @@ import math
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +41,6 @@ class ControlVariates(Method):
     """SCAFFOLD (Karimireddy et al., 2020, option II), and a second tensor of the server: the mean samples by round."""
 
     weighting: str = "uniform"
-    kinds: ClassVar[tuple[str, ...]] = ("global", "local")
 
     def client_init(self, client: int, initial: Initial) -> ClientState:
         return ClientState(control=torch.zeros_like(initial.weights))

@@ -214,6 +214,13 @@ def test_the_bytes_are_those_of_one_process(name, way, tmp_path):
     assert told[-1].scores == again[-1].scores
 
 
+class HalfForward(GMP):
+    """GMP whose forward pass uses every second active parameter of a tensor, rounded up."""
+
+    def forward_mask(self, weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.cat([piece * (piece.cumsum(0) % 2) for piece in mask.split(list(self.sizes))])
+
+
 def costs_before_and_after(plan, *overrides):
     """A report, and the costs of the run that it is of."""
     made = plan(
@@ -232,6 +239,7 @@ def costs_before_and_after(plan, *overrides):
         "mask=rigl mask.end=0.5 federation.wire=fp32",
         "mask=topkast mask.interval=3",
         "mask=gmp mask.initial_sparsity=0.2",
+        "mask=gmp mask._target_=test_more_searchers.HalfForward trusted_packages=[test_more_searchers]",
         "mask=granet mask.scope=tensor mask.interval=2",
         "mask=deepr",
         "mask=nm layer_sparsity=uniform sparsity=0.75 mask.n=1",

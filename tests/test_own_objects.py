@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +36,6 @@ class Slow(Method):
     """FedAvg that takes a share of each step."""
 
     share: float = 0.5
-    kinds: ClassVar[tuple[str, ...]] = ("global", "local")
 
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
         trained = client.train(client.weights)

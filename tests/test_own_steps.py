@@ -55,9 +55,7 @@ class Distils(FedAvg):
     """Each client's teacher is the global model that it received."""
 
     weighting: str = "uniform"
-
-    def training_module(self, network: nn.Module, settings: TrainingSettings, objective: Any) -> Distilled:
-        return Distilled(network, settings, objective)
+    training_class = Distilled
 
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
         trained = client.train(client.weights, others={"teacher": client.weights}, further_passes=1)

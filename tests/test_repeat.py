@@ -15,8 +15,7 @@ from test_resume import ONE, TINY
 from fedspa.cli import main
 from fedspa.config import schema
 from fedspa.config.plan import Plan
-from fedspa.config.recorded import recorded_plan, repeating
-from fedspa.core.errors import UserError
+from fedspa.config.recorded import recorded_plan
 from train import train
 
 Command = Callable[..., int]
@@ -153,9 +152,12 @@ def test_a_main_config_that_would_be_passed_over_is_refused(
     assert command(lambda plan, folder: None, where, "logger=none") == 0  # a folder of more groups
 
 
+@pytest.mark.parametrize("words", [(), ("--config-name", "config")], ids=str)
 @pytest.mark.parametrize("folder", ["empty", "not_there"])
-def test_a_folder_that_would_change_nothing_is_refused(tmp_path, folder):
+def test_a_folder_that_would_change_nothing_is_refused(
+    command: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path, folder: str, words: tuple[str, ...]
+) -> None:
     (tmp_path / "empty").mkdir()
-    for words in ([], ["--config-name", "config"]):
-        with pytest.raises(UserError, match=f"--config-dir=.*{folder}"):
-            repeating([f"--config-dir={tmp_path / folder}", *words, "seed=1"])
+    where = f"--config-dir={tmp_path / folder}"
+    assert command(lambda plan, folder: None, where, *words, "seed=1") == 2
+    assert capsys.readouterr().err.startswith(f"Error: {where} ")

@@ -435,7 +435,7 @@ def test_masks_are_drawn_where_runs_kept_them(tmp_path: Path) -> None:
         (["sweep=no_such_sweep"], "sweep=no_such_sweep is not known"),
         (["runs=nowhere"], "runs=nowhere is no folder"),
         (["runs=.", "paper=maybe"], "paper=maybe is not true or false"),
-        (["runs=.", "targets=a"], "targets=a is not a list of numbers"),
+        (["runs=.", "targets=a"], "targets[0]=a is not a number"),
         (["runs=.", "targets=700"], "targets=700.0 is out of range"),
     ],
 )
@@ -447,7 +447,7 @@ def test_mistakes_are_one_sentence(arguments: list[str], sentence: str) -> None:
 def test_options_are_read(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     options = read_options(Options, [f"runs={tmp_path / 'mine'}", "paper=true", "targets=[80,70]"])
-    assert (options.name, options.paper, options.accuracies) == ("mine", True, (70, 80))
+    assert (options.name, options.paper, options.targets) == ("mine", True, [70, 80])
     assert options.folder == project_root() / "outputs" / "reports" / "mine"
     assert read_options(Options, ["runs=tags.method = 'fedspa'"]).name == "mlflow"
 

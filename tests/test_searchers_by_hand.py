@@ -82,8 +82,7 @@ class OwnTraining(LocalTraining):
 
 
 class OwnStep(FedSpa):
-    def training_module(self, network, settings, objective):
-        return OwnTraining(network, settings, objective)
+    training_class = OwnTraining
 
 
 @pytest.mark.parametrize("wire", [None, "fp32"])

@@ -25,7 +25,7 @@ from fedspa.federated.sampling import sample_clients
 from fedspa.planning import dry_run
 from fedspa.planning.cost_report import CostReport
 from fedspa.runs.assembly import build
-from fedspa.studies.jobs import Study, study
+from fedspa.studies.jobs import Job, Study, study
 from fedspa.studies.launchers import JobFailed
 from fedspa.studies.progress import Progress
 from fedspa.studies.results import scores
@@ -460,7 +460,7 @@ def test_the_table_at_the_end_has_means_over_seeds(sweep, tmp_path, capsys):
     assert sweep(task, "method=fedspa,fedavg", "seed=0,1") == 0
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()[-5:]]
     assert [line.split() for line in lines[:3]] == [
-        ["accuracy", "in", "%", "runs", "global", "personal"],
+        ["mean", "accuracy", "in", "%", "runs", "global", "personal"],
         ["method=fedspa", "2", "61.50", "80.50"],
         ["method=fedavg", "2", "61.50", "-"],
     ]
@@ -603,6 +603,16 @@ def test_a_sweeps_run_is_found_again_and_tells_the_truth(store, capsys):
     assert "metrics.`accuracy/personal`" in view["selectedColumns"]
 
 
+def test_repetitions_have_the_label_of_what_differs_but_for_the_seed():
+    jobs = tuple(
+        Job(("experiment=digits_study", f"mask={mask}", f"seed={seed}"), ())
+        for mask in ("dst", "rsm")
+        for seed in (0, 1)
+    )
+    assert [Study("s", jobs).label(job) for job in jobs] == ["mask=dst"] * 2 + ["mask=rsm"] * 2
+    assert [Study("s", jobs[:2]).label(job) for job in jobs[:2]] == ["all", "all"]
+
+
 def test_without_mlflow_nothing_is_nested():
     with nested_in("sparsity", {}) as parent:
         assert parent.overrides("seed=0") == []
@@ -629,6 +639,7 @@ def test_a_real_sweep(tmp_path, store):
     table, mlflow, report = first.stdout.splitlines()[-4::2][0], *first.stdout.splitlines()[-2:]
     assert table.startswith("all ") and report.startswith("Report: ")
     assert mlflow.startswith("All runs of seed,") and " in MLflow: " in mlflow
+    assert first.stdout.count("MLflow: ") == 1  # the study's page has its jobs
     folder = tmp_path / "seed,federation.clients_per_round=2,federation.rounds=1"
     summaries = {path.parent.name: path.read_bytes() for path in folder.glob("*/summary.json")}
     assert summaries.keys() == {"seed=0", "seed=1"}
@@ -646,7 +657,7 @@ def test_a_real_sweep(tmp_path, store):
     assert {run.data.tags[PARENT] for run in nested} == {parent.info.run_id}
     assert {run.info.run_name for run in nested} == {"seed0", "seed1"}  # what differs
     note = parent.data.tags[NOTE]
-    assert note.startswith("| accuracy in % | runs | global") and "| all | 2 | " in note
+    assert note.startswith("| mean accuracy in % | runs | global") and "| all | 2 | " in note
     assert "| `seed=1` | global " in note and f"path=study.png&run_uuid={parent.info.run_id}" in note
     assert [file.path for file in client.list_artifacts(parent.info.run_id)] == ["study.png"]
     assert sorted((run.data.tags["seed"], run.info.status) for run in nested) == [

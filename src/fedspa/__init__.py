@@ -7,8 +7,9 @@ from typing import Any
 __version__ = "0.1.0"
 __all__ = ["Federation", "Run", "UserError", "load", "run"]
 
-# Each command imports this file first, so one check here spares all of them a traceback.
-if _missing := [name for name in ("hydra", "torch", "lightning", "mlflow", "pandas") if not find_spec(name)]:
+# Each command imports this file first, so one check here spares all of them a traceback. A run with logger=csv needs no
+# MLflow: a machine for training alone may lack it.
+if _missing := [name for name in ("hydra", "torch", "lightning", "pandas") if not find_spec(name)]:
     print(
         f"Error: this Python ({sys.executable}) does not have the package {_missing[0]}: activate the environment "
         "(source .venv/bin/activate), or install fedspa (pip install -e .).",

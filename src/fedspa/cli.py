@@ -10,6 +10,7 @@ import shlex
 import sys
 import textwrap
 import traceback
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -66,9 +67,9 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
     words = sys.argv[1:]
     sweeping = bool({"-m", "--multirun"} & set(words))
     try:
-        _check_words(words)
+        options = _options(words)
         register(schema)
-        sys.argv = [sys.argv[0], *repeating(words)]
+        sys.argv = [sys.argv[0], *words, *repeating(options)]
         register_studies()
         shown = (usage or "").strip().replace("$", "$$")  # Hydra reads it as a template
         OmegaConf.register_new_resolver("usage", lambda: shown, replace=True)
@@ -147,8 +148,8 @@ def _job(task: Task, show_traceback: bool) -> Callable[[DictConfig], None]:
     return job
 
 
-def _check_words(words: Sequence[str]) -> None:
-    """Raise `UserError` for a word of the command line that cannot be a setting or an option."""
+def _options(words: Sequence[str]) -> Namespace:
+    """The command line as Hydra reads it. Raises `UserError` for a word that is neither a setting nor an option."""
     for word in words:
         if word.encode(errors="replace").decode() != word:
             raise UserError(
@@ -162,6 +163,7 @@ def _check_words(words: Sequence[str]) -> None:
             f"{word} stands apart from the other settings: write options such as -m before them all."
         )
     parsed(options.overrides)
+    return options
 
 
 def _one_of(chosen: Any) -> bool:

@@ -69,7 +69,7 @@ def check_personal_layers(method: Method, name: str, layers: Any) -> None:
         raise UserError(
             f"personal_layers has no effect on method={name}, whose clients keep all layers: use personal_layers=none."
         )
-    elif method.own_training:
+    elif method.training_class:
         raise UserError(
             f"personal_layers does not go with method={name}, whose training step needs whole models: use "
             "personal_layers=none."

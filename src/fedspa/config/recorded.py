@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -93,19 +93,20 @@ def _writer(folder: Path) -> str:
         return "another version of fedspa"
 
 
-def repeating(arguments: Sequence[str]) -> list[str]:
-    """The command line. If it names a run's config as the main one, that config is registered with Hydra.
+def repeating(options: Namespace) -> list[str]:
+    """Further options for a command line that names a run's config as the main one; else none.
 
-    Single settings may follow. A group that is chosen again replaces the run's choice. Settings of the first
-    run alone are left out: its place in a sweep, `resume`, and the seed in its name.
+    The run's config is registered with Hydra. Single settings may follow. A group that is chosen again replaces the
+    run's choice. Settings of the first run alone are left out: its place in a sweep, `resume`, the seed in its name.
+
+    `options`: the command line as Hydra reads it.
 
     Raises `UserError` for a sweep, for a config of an unknown version, and for a main config that Hydra would ignore
     because conf/ has one of the same name.
     """
-    options = get_args_parser().parse_known_args(arguments)[0]
     folder, named = options.config_dir or options.config_path, options.config_name
     if folder is None:
-        return list(arguments)
+        return []
     file = Path(folder) / f"{(named or 'config').removesuffix('.yaml')}.yaml"
     if not _is_of_a_run(file):
         ours = config_dir() / file.name
@@ -115,18 +116,13 @@ def repeating(arguments: Sequence[str]) -> list[str]:
                 "name."
             )
         _check_used(Path(folder), file)
-        return list(arguments)
+        return []
     if options.multirun:
         raise UserError(f"-m cannot repeat the run of {file}: repeat it once for each value, as in seed=1.")
     recorded_plan(file)
     ConfigStore.instance().store(name=NODE, node=_repeated(recorded_config(file), options.overrides))
     # The last of several equal options counts.
-    return [
-        *arguments,
-        f"--config-dir={config_dir()}",
-        f"--config-path={config_dir()}",
-        f"--config-name={NODE}",
-    ]
+    return [f"--config-dir={config_dir()}", f"--config-path={config_dir()}", f"--config-name={NODE}"]
 
 
 def _check_used(folder: Path, file: Path) -> None:

@@ -17,6 +17,8 @@ Options = TypeVar("Options")
 def read_options(form: type[Options], words: Iterable[str]) -> Options:
     """The options of a command line. The dataclass `form` declares their names, types and defaults.
 
+    A list is written as a,b or [a,b].
+
     Raises `UserError` for a word that is not one of these options, or a value of another type.
     """
     options = OmegaConf.structured(form)
@@ -29,7 +31,7 @@ def read_options(form: type[Options], words: Iterable[str]) -> Options:
         if not value:
             raise UserError(f"{key}= has no value.")
         try:
-            options[key] = value
+            options[key] = value.strip("[]").split(",") if OmegaConf.is_list(options[key]) else value
         except OmegaConfBaseException as error:
             raise explain(error) from error
     return cast(Options, OmegaConf.to_object(options))

@@ -8,9 +8,9 @@ from typing import Any
 KINDS = ("global", "personal", "local", "finetuned")
 """The models of a client that can be tested on its own test set; they differ by tens of points.
 
-global: the server's dense weights. personal: the method's model for the client, from the server's state.
-local: the client's weights right after its last local training. finetuned: a copy of the final global
-weights, trained by the client once more at the end of the run.
+global: the server's dense weights, with the client's own personal layers if it has any. personal: the method's model
+for the client, from the server's state. local: the client's weights right after its last local training. finetuned: a
+copy of the final global weights, trained by the client once more at the end of the run.
 """
 
 MAIN_KINDS = ("personal", "global", "local")

@@ -7,7 +7,6 @@ weights before the step (paper, Algorithm 1). The paper mixes weights, its code 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -17,23 +16,17 @@ from fedspa.core.client import Client, ClientUpdate, Initial, Mixture
 from fedspa.core.client_state import ClientState
 from fedspa.core.limits import limited
 from fedspa.core.server import ServerState
-from fedspa.core.settings import TrainingSettings
 from fedspa.data.examples import Batch
 from fedspa.methods.fedavg import FedAvg
 from fedspa.training.base import LocalTask
 from fedspa.training.local_training import LocalTraining
-from fedspa.training.objective import Objective
 from fedspa.training.optimizers import make_optimizer
 
 
 class MixedTraining(LocalTraining):
     """Trains w as the network; v and alpha are the further tensors "personal" [total] and "alpha" [1]."""
 
-    def __init__(
-        self, network: nn.Module, settings: TrainingSettings, objective: Objective, method: APFL
-    ) -> None:
-        super().__init__(network, settings, objective)
-        self.method = method
+    method: APFL
 
     def begin(self, task: LocalTask) -> None:
         super().begin(task)
@@ -88,12 +81,7 @@ class APFL(FedAvg):
     mixes: str = limited("outputs", choices=("outputs", "weights"))
     """The mixed quantity: outputs (published code), or weights (paper)."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
-
-    def training_module(
-        self, network: nn.Module, settings: TrainingSettings, objective: Objective
-    ) -> MixedTraining:
-        return MixedTraining(network, settings, objective, self)
+    training_class = MixedTraining
 
     def client_init(self, client: int, initial: Initial) -> ClientState:
         """v starts at w_0."""

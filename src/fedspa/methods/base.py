@@ -45,8 +45,6 @@ class Method(Parts, Limited, ABC):
 
     label: ClassVar[str]
     """The spelling in print, where the name of the class has another one. Not inherited."""
-    kinds: ClassVar[tuple[str, ...]]
-    """The kinds of model that the method has: some of global, personal and local."""
     personal_is_own: ClassVar[bool] = False
     """True if the personal model depends on the client's state alone. Between two updates it then stays the same."""
     trains_personal: ClassVar[bool] = False
@@ -75,6 +73,19 @@ class Method(Parts, Limited, ABC):
     """True if the method's rule changes the global weights, without the server optimizer."""
     uses_sparsity: ClassVar[bool] = False
     """True if the method uses `sparsity`."""
+    training_class: ClassVar[type | None] = None
+    """The subclass of `LocalTraining` that trains clients, if the method has another loss or step. It needs the eager
+    engine."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of model that the method has: some of global, personal and local."""
+        has = {
+            "global": self.sends and self.sends_weights,
+            "personal": type(self).personal is not Method.personal,
+            "local": True,
+        }
+        return tuple(kind for kind, there in has.items() if there)
 
     def check_training(self, training: TrainingSettings) -> None:  # noqa: B027 (most methods have nothing to say)
         """Raise `UserError` if the method cannot work with these settings."""
@@ -88,16 +99,12 @@ class Method(Parts, Limited, ABC):
     def training_module(
         self, network: nn.Module, settings: TrainingSettings, objective: Objective
     ) -> LocalTraining:
-        """The LightningModule that trains clients. A method with another loss or step returns a subclass of
-        `LocalTraining`; it needs the eager engine."""
+        """The LightningModule that trains clients."""
         from fedspa.training.local_training import LocalTraining
 
-        return LocalTraining(network, settings, objective)
-
-    @property
-    def own_training(self) -> bool:
-        """True if the method trains with a module of its own."""
-        return type(self).training_module is not Method.training_module
+        module = (self.training_class or LocalTraining)(network, settings, objective)
+        module.method = self
+        return module
 
     @property
     def prepares(self) -> bool:
@@ -164,6 +171,21 @@ class Method(Parts, Limited, ABC):
     def describe(self, round: int) -> dict[str, float]:
         """Quantities of a round (from 0) to log, by name. The names are the same in every round."""
         return {}
+
+
+class PersonalMethod(Method):
+    """A method whose clients keep personal weights beside those of the server: "weights" in their state.
+
+    They start at w_0.
+    """
+
+    personal_is_own: ClassVar[bool] = True
+
+    def client_init(self, client: int, initial: Initial) -> ClientState:
+        return ClientState(weights=initial.weights)
+
+    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
+        return state.tensor("weights")
 
 
 class MaskedMethod(Method):

@@ -23,11 +23,7 @@ TESTED = KINDS[:-1]
 
 def check_declaration(method: Method) -> None:
     """Raise `UserError` if the method's class lacks a required declaration."""
-    kinds = getattr(method, "kinds", None)
-    if kinds is None:
-        raise UserError(
-            f"{title(method)} has no kinds: it must name the models that a client has, of {', '.join(TESTED)}."
-        )
+    kinds = method.kinds
     if not isinstance(kinds, tuple | list) or not kinds or not set(kinds) <= set(TESTED):
         raise UserError(
             f"{title(method)} has kinds={kinds!r}: it must be a tuple of some of {', '.join(TESTED)}."

@@ -17,11 +17,11 @@ from fedspa.core.errors import UserError
 from fedspa.core.limits import limited
 from fedspa.core.server import ServerState
 from fedspa.masks.base import MaskSearcher
-from fedspa.methods.base import MaskedMethod
+from fedspa.methods.base import MaskedMethod, PersonalMethod
 
 
 @dataclass(kw_only=True)
-class DisPFL(MaskedMethod):
+class DisPFL(MaskedMethod, PersonalMethod):
     """DisPFL. Each neighbour's values and mask travel to the client, and are charged once, to the receiver."""
 
     weighting: ClassVar[str] = "uniform"  # type: ignore[misc]  # nothing is sent to a server: not a setting
@@ -29,9 +29,12 @@ class DisPFL(MaskedMethod):
     neighbours: int = limited(10, low=1)
     """The number of other clients that a client receives from, drawn anew for each update."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("personal", "local")
-    personal_is_own: ClassVar[bool] = True
     moves_weights: ClassVar[bool] = True
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """There is no server with a global model."""
+        return "personal", "local"
 
     def check_mask(self, searcher: MaskSearcher) -> None:
         if searcher.searches_first or not searcher.is_fixed:
@@ -76,6 +79,3 @@ class DisPFL(MaskedMethod):
         assert state.mask is not None
         weights = state.mask.unpack(like=trained.weights) * trained.weights
         return ClientUpdate(update=None, state=state | {"weights": weights}, local=trained.weights)
-
-    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
-        return state.tensor("weights")

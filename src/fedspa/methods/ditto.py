@@ -10,23 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedspa.core.client import Client, ClientUpdate, Initial, Proximal
+from fedspa.core.client import Client, ClientUpdate, Proximal
 from fedspa.core.client_state import ClientState
 from fedspa.core.errors import UserError
 from fedspa.core.limits import limited
 from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
-from fedspa.methods.base import Method
+from fedspa.methods.base import PersonalMethod
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 @dataclass(kw_only=True)
-class Ditto(Method):
+class Ditto(PersonalMethod):
     """Ditto. The personal model is v_k; the local model is the shared branch after the client's epochs."""
 
-    weighting: str = "samples"
     normaliser: ClassVar[str] = "participants"  # type: ignore[misc]  # all hold every coordinate: not a setting
     shared_epochs: int = limited(2, low=0)
     """Epochs of the shared branch. Together with the personal epochs they must equal training.epochs."""
@@ -34,8 +33,6 @@ class Ditto(Method):
     proximal: float = limited(0.5, low=0)
     """lambda: the strength of the pull towards the round's starting weights."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
-    personal_is_own: ClassVar[bool] = True
     trains_personal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -53,10 +50,6 @@ class Ditto(Method):
                 f"method.personal_epochs={self.personal_epochs} add up to: it must be {epochs}, or they must change."
             )
 
-    def client_init(self, client: int, initial: Initial) -> ClientState:
-        """v_k starts at w_0."""
-        return ClientState(weights=initial.weights)
-
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
         shared = client.train(
             client.weights, epochs=self.shared_epochs, batches=client.generator("shared_batches")
@@ -72,7 +65,3 @@ class Ditto(Method):
             state=ClientState(weights=personal.weights),
             local=shared.weights,
         )
-
-    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
-        """v_k, for any weights of the server."""
-        return state.tensor("weights")

@@ -7,7 +7,6 @@ training by steps W <- clip(W - rate g (new - old), 0, 1), where g is the gradie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -29,8 +28,6 @@ class FedALA(FedAvg):
     """Steps of W in a client's first update."""
     steps: int = limited(1, low=0)
     """Steps of W in each later update."""
-
-    kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
 
     def client_init(self, client: int, initial: Initial) -> ClientState:
         return ClientState(weights=initial.weights)

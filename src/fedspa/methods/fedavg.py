@@ -14,10 +14,7 @@ from fedspa.methods.base import Method
 class FedAvg(Method):
     """FedAvg. The local model is the global weights after a client's epochs; compare FedSpa with this one."""
 
-    weighting: str = "samples"
     normaliser: ClassVar[str] = "participants"  # type: ignore[misc]  # all hold every coordinate: not a setting
-
-    kinds: ClassVar[tuple[str, ...]] = ("global", "local")
 
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
         trained = client.train(client.weights)

@@ -27,12 +27,10 @@ from fedspa.methods.base import MaskedMethod
 class FedDST(MaskedMethod):
     """FedDST with any searcher that starts from one random mask for all clients. Grown weights start from 0."""
 
-    weighting: str = "samples"
     normaliser: ClassVar[str] = "holders"  # type: ignore[misc]  # part of the method: not a setting
     every: int = limited(15, low=1)
     """R: the number of rounds from one readjustment to the next; the first is in round 1."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("global", "local")
     shares_mask: ClassVar[bool] = True
     moves_weights: ClassVar[bool] = True
 

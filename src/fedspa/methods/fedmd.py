@@ -17,11 +17,9 @@ from fedspa.core.client import Client, ClientUpdate, Initial
 from fedspa.core.client_state import ClientState
 from fedspa.core.limits import limited
 from fedspa.core.server import Aggregate, ServerState
-from fedspa.core.settings import TrainingSettings
 from fedspa.data.examples import Batch
-from fedspa.methods.base import Method
+from fedspa.methods.base import PersonalMethod
 from fedspa.training.local_training import LocalTraining
-from fedspa.training.objective import Objective
 
 
 class Digest(LocalTraining):
@@ -36,7 +34,7 @@ class Digest(LocalTraining):
 
 
 @dataclass(kw_only=True)
-class FedMD(Method):
+class FedMD(PersonalMethod):
     """FedMD. Each client trains a model of its own; all start from w_0."""
 
     weighting: str = "uniform"
@@ -46,16 +44,9 @@ class FedMD(Method):
     digest_epochs: int = limited(1, low=0)
     """Epochs towards the consensus in each later update. Those on the client's rows are training.epochs."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("personal", "local")
-    personal_is_own: ClassVar[bool] = True
+    training_class = Digest
     sends_weights: ClassVar[bool] = False
     needs_public: ClassVar[bool] = True
-
-    def training_module(self, network: nn.Module, settings: TrainingSettings, objective: Objective) -> Digest:
-        return Digest(network, settings, objective)
-
-    def client_init(self, client: int, initial: Initial) -> ClientState:
-        return ClientState(weights=initial.weights)
 
     def server_init(self, initial: Initial) -> ServerState:
         return ServerState(initial.weights, {"consensus": initial.weights.new_zeros(initial.public)})
@@ -76,6 +67,3 @@ class FedMD(Method):
 
     def server_update(self, server: ServerState, aggregate: Aggregate) -> ServerState:
         return replace(server, tensors={"consensus": aggregate.tensors["outputs"]})
-
-    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
-        return state.tensor("weights")

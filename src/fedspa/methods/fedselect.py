@@ -34,7 +34,6 @@ class FedSelect(Method):
     most: float = limited(0.8, low=0, high=1)
     """The largest share of a tensor's weights that may be personal."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
     starts_dense: ClassVar[bool] = True
     mask_prunes: ClassVar[bool] = False
 

@@ -7,7 +7,7 @@ regrows starts warm.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from fedspa.core.client import Client, ClientUpdate, Initial
 from fedspa.core.client_state import ClientState
@@ -23,7 +23,6 @@ class FedSpa(MaskedMethod):
     """FedSpa with any mask searcher (DST, RSM, ...)."""
 
     weighting: str = "uniform"
-    kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
 
     def client_init(self, client: int, initial: Initial) -> ClientState:
         """m_{k,0}: the client's first mask."""

@@ -11,27 +11,23 @@ from typing import ClassVar
 
 import torch
 
-from fedspa.core.client import Client, ClientUpdate, Initial
+from fedspa.core.client import Client, ClientUpdate
 from fedspa.core.client_state import ClientState
 from fedspa.core.limits import limited
 from fedspa.core.server import Aggregate, ServerState
+from fedspa.methods.base import PersonalMethod
 from fedspa.methods.fedavg import FedAvg
 
 
 @dataclass(kw_only=True)
-class L2GD(FedAvg):
+class L2GD(FedAvg, PersonalMethod):
     """The server's weights are the mean over all clients, those that never took part included."""
 
     weighting: ClassVar[str] = "uniform"  # type: ignore[misc]  # the plain mean: not a setting
     averaging: float = limited(0.5, low=0, high=1)
     """a: with 0 each client trains alone, with 1 all start from the mean."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
-    personal_is_own: ClassVar[bool] = True
     moves_weights: ClassVar[bool] = True
-
-    def client_init(self, client: int, initial: Initial) -> ClientState:
-        return ClientState(weights=initial.weights)
 
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
         personal = client.state.tensor("weights")
@@ -46,7 +42,3 @@ class L2GD(FedAvg):
         """The mean of all clients moves by the share of the clients that took part."""
         assert aggregate.update is not None
         return replace(server, weights=server.weights - aggregate.participation * aggregate.update)
-
-    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
-        """x_k."""
-        return state.tensor("weights")

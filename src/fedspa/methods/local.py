@@ -17,7 +17,6 @@ class Local(Method):
 
     weighting: ClassVar[str] = "uniform"  # type: ignore[misc]  # nothing is merged: not a setting
     normaliser: ClassVar[str] = "participants"  # type: ignore[misc]
-    kinds: ClassVar[tuple[str, ...]] = ("local",)
     sends: ClassVar[bool] = False
 
     def client_init(self, client: int, initial: Initial) -> ClientState:

@@ -7,10 +7,8 @@ and the s of least loss, and then trains w for the loss of that mixture, where v
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
-from torch import nn
 from torch.func import functional_call
 
 from fedspa.core.client import Client, ClientUpdate, Initial, Mixture, Trained
@@ -18,11 +16,9 @@ from fedspa.core.client_state import ClientState
 from fedspa.core.errors import UserError
 from fedspa.core.limits import limited
 from fedspa.core.server import ServerState
-from fedspa.core.settings import TrainingSettings
 from fedspa.data.examples import Batch
 from fedspa.methods.fedavg import FedAvg
 from fedspa.training.local_training import LocalTraining
-from fedspa.training.objective import Objective
 
 
 class HalfMixture(LocalTraining):
@@ -47,17 +43,12 @@ class MAPPER(FedAvg):
     local_epochs: int = limited(1, low=1)
     """Epochs of the local model for each share. The shared model takes training.epochs."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
+    training_class = HalfMixture
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.shares:
             raise UserError("method.shares is empty: use method.shares=[0.25,0.5,0.75].")
-
-    def training_module(
-        self, network: nn.Module, settings: TrainingSettings, objective: Objective
-    ) -> HalfMixture:
-        return HalfMixture(network, settings, objective)
 
     def client_init(self, client: int, initial: Initial) -> ClientState:
         """v starts at w_0."""

@@ -11,27 +11,21 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
 
-from fedspa.core.client import Client, ClientUpdate, Initial
+from fedspa.core.client import Client, ClientUpdate
 from fedspa.core.client_state import ClientState
 from fedspa.core.limits import limited
 from fedspa.core.server import ServerState
-from fedspa.core.settings import TrainingSettings
 from fedspa.data.examples import Batch
+from fedspa.methods.base import PersonalMethod
 from fedspa.methods.fedavg import FedAvg
 from fedspa.training.local_training import LocalTraining
-from fedspa.training.objective import Objective
 
 
 class MoreauTraining(LocalTraining):
     """Trains theta as the network; w_k is the further tensor "outer" [total]."""
 
-    def __init__(
-        self, network: nn.Module, settings: TrainingSettings, objective: Objective, method: PFedMe
-    ) -> None:
-        super().__init__(network, settings, objective)
-        self.method = method
+    method: PFedMe
 
     @torch.no_grad()
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -55,7 +49,7 @@ class MoreauTraining(LocalTraining):
 
 
 @dataclass(kw_only=True)
-class PFedMe(FedAvg):
+class PFedMe(FedAvg, PersonalMethod):
     """pFedMe. The paper's beta is the lr of the server optimizer. theta starts at w_t in each update."""
 
     weighting: str = "uniform"
@@ -67,17 +61,8 @@ class PFedMe(FedAvg):
     """eta, the learning rate of w_k. The one of theta is training.lr."""
 
     label: ClassVar[str] = "pFedMe"
-    kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
-    personal_is_own: ClassVar[bool] = True
+    training_class = MoreauTraining
     own_proximal: ClassVar[str] = "method.strength"
-
-    def training_module(
-        self, network: nn.Module, settings: TrainingSettings, objective: Objective
-    ) -> MoreauTraining:
-        return MoreauTraining(network, settings, objective, self)
-
-    def client_init(self, client: int, initial: Initial) -> ClientState:
-        return ClientState(weights=initial.weights)
 
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
         passes = 3 * (self.steps - 1)
@@ -86,7 +71,3 @@ class PFedMe(FedAvg):
         return ClientUpdate(
             update=client.weights - outer, state=ClientState(weights=theta.weights), local=outer
         )
-
-    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
-        """theta after the client's last update."""
-        return state.tensor("weights")

@@ -26,7 +26,6 @@ class PruningMethod(Method):
     accuracy_threshold: float = limited(low=0, high=1)
     """The least accuracy, in [0, 1], on the client's training data for which it prunes."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("global", "personal", "local")
     uses_sparsity: ClassVar[bool] = True
     starts_dense: ClassVar[bool] = True
     needs_accuracy: ClassVar[bool] = True

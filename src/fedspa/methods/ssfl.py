@@ -25,8 +25,6 @@ from fedspa.methods.base import MaskedMethod
 class SSFL(MaskedMethod):
     """SSFL. Tensors of one dimension come first: biases that start at 0 have no saliency, so they would be pruned."""
 
-    weighting: str = "samples"
-    kinds: ClassVar[tuple[str, ...]] = ("global", "local")
     shares_mask: ClassVar[bool] = True
 
     def check_mask(self, searcher: MaskSearcher) -> None:

@@ -6,7 +6,6 @@ The mask is drawn anew for every uplink and travels as its seed; the downlink is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -22,14 +21,11 @@ from fedspa.methods.base import Method
 class Subsampling(Method):
     """Compresses the uplink, and trains the dense model."""
 
-    weighting: str = "samples"
     keep_rate: float = limited(0.5, low=0, high=1, low_open=True)
     """The share of the update's coordinates that are sent."""
     rescale: bool = False
     """True to divide the sent part by keep_rate, which makes it unbiased. Without it the server's steps
     are shorter, as the published slowdown suggests."""
-
-    kinds: ClassVar[tuple[str, ...]] = ("global", "local")
 
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
         trained = client.train(client.weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -20,7 +20,16 @@ from fedspa.costs.charges import dense_costs
 from fedspa.costs.network import VALUE_BYTES, NetworkCosts
 from fedspa.data.sets import held_out_count
 from fedspa.federated.sampling import sample_clients, sample_tested
-from fedspa.planning.counting import Update, UpdateCosts, by_tensor, most_mixed
+from fedspa.planning.counting import (
+    OtherMask,
+    SummedCosts,
+    Update,
+    UpdateCosts,
+    by_tensor,
+    costliest,
+    most,
+    most_mixed,
+)
 
 
 @dataclass(frozen=True)
@@ -124,17 +133,17 @@ class CostReport:
 
     def update(self, update: Update) -> Costs:
         """The costs of one client update, with its encoded bytes."""
-        costs = travels = self._update_costs(self.network, update)
-        if self.network.convention != "honest":
-            travels = self._update_costs(replace(self.network, convention="honest"), update)
-        return replace(costs, encoded_bytes=self._encoded(travels, self._further, self._messages))
+        return most([self._update(count, self.network, update) for count in self._countings])
 
-    def _encoded(self, travels: Costs, further: tuple[int, int], messages: int) -> int:
-        """The bytes of the encoded messages: `messages` of them have weights, others have further values."""
+    def _update(self, count: UpdateCosts, network: NetworkCosts, update: Update) -> Costs:
+        costs = travels = count(network, update)
+        if network.convention != "honest":
+            travels = count(replace(network, convention="honest"), update)
+        further, messages = self._messages[update.prepares]
         weights = replace(travels, up_bytes=travels.up_bytes - VALUE_BYTES * sum(further))
         pieces = len(self.space.shared.mask_sizes)
-        encoded = update_bytes(weights, pieces, self.wire, self.network.statistics, messages)
-        return encoded + sum(map(message_bytes, further))
+        encoded = update_bytes(weights, pieces, self.wire, network.statistics, messages)
+        return replace(costs, encoded_bytes=encoded + sum(map(message_bytes, further)))
 
     @property
     def last_update(self) -> Update:
@@ -145,48 +154,70 @@ class CostReport:
         )
 
     @cached_property
-    def _further(self) -> tuple[int, int]:
-        """The number of values in further tensors, down and up."""
-        return self._update_costs.further_values(self.network)
+    def _messages(self) -> list[tuple[tuple[int, int], int]]:
+        """The parts that all messages of updates have in common, and those of the step before round 1."""
+        steps = [False, True] if self.plan.method.prepares else [False]
+        return [self._countings[0].messages(self.network, prepares) for prepares in steps]
 
     @cached_property
-    def _messages(self) -> int:
-        """The number of messages with weights in an update."""
-        return self._update_costs.messages(self.network)
-
-    @cached_property
-    def _update_costs(self) -> UpdateCosts:
-        return UpdateCosts(self.plan.method, self.space.shared, self.plan.settings.training, self.public)
-
-    def dense_update(self, update: Update) -> Costs:
-        """The costs of the same update in FedAvg."""
-        return dense_costs(self.network, self.plan.settings.training.samples(update.rows))
+    def _countings(self) -> list[UpdateCosts]:
+        """The ways to count. If the plan leaves the counts of tensors open, the most of two ways is an upper bound."""
+        method, training, mask = self.plan.method, self.plan.settings.training, self.plan.mask
+        # `costliest` has the most FLOPs, `most_mixed` the longest mask.
+        fills = [costliest] if mask is None or mask.keeps_tensors else [costliest, most_mixed]
+        return [UpdateCosts(method, self.space.shared, training, self.public, fill) for fill in fills]
 
     @cached_property
     def total(self) -> Costs:
         """The costs of the whole run."""
-        return self._sum(self.update) + self.preparation
+        return most([self._total(count) for count in self._countings]) + self.preparation
+
+    def _total(self, count: UpdateCosts) -> Costs:
+        """The costs of all updates. Those whose masks have the same full and empty tensors are counted together."""
+        alike: dict[Any, Counter[Update]] = defaultdict(Counter)
+        for update, times in self.updates.items():
+            known = () if self.plan.mask is None else count.counts(self.network, update.found)
+            shape = tuple((n > 0) + (n == size) for n, size in zip(known, self.network.sizes, strict=False))
+            alike[update._replace(found=-1), shape][update] += times
+        return sum((self._together(count, updates) for updates in alike.values()), Costs())
+
+    def _together(self, count: UpdateCosts, updates: Counter[Update]) -> Costs:
+        """The costs of updates that differ only in the counts of their masks.
+
+        Only the first one is counted with its own mask, and all others by the sum of their counts.
+        """
+        first, others = next(iter(updates)), updates.total() - 1
+        one = self._update(count, self.network, first)
+        if len(updates) == 1:
+            return one * updates.total()
+        planned = [(count.counts(self.network, update.found), times) for update, times in updates.items()]
+        mask = planned[0][0]
+        summed = [
+            sum(times * counts[i] for counts, times in planned) - others * n for i, n in enumerate(mask)
+        ]
+        network = SummedCosts(**vars(self.network), mask=mask, instead=tuple(summed))
+        try:
+            return one * others + self._update(count, network, first)
+        except OtherMask:
+            return self._sum(lambda update: self._update(count, self.network, update), updates)
 
     @cached_property
     def preparation(self) -> Costs:
         """The costs of the step before round 1, in which every client takes part; nothing for most methods."""
         if not self.plan.method.prepares:
             return Costs()
-        further = self._update_costs.further_values(self.network, prepares=True)
-        honest, total = replace(self.network, convention="honest"), Costs()
-        for rows, count in Counter(self.client_sizes).items():
-            update = Update(rows, first=True, round=0, prepares=True)
-            costs, travels = (self._update_costs(network, update) for network in (self.network, honest))
-            total += replace(costs, encoded_bytes=self._encoded(travels, further, messages=1)) * count
-        return total
+        updates = Counter(Update(rows, first=True, round=0, prepares=True) for rows in self.client_sizes)
+        return self._sum(self.update, updates)
 
     @cached_property
     def dense_total(self) -> Costs:
         """The costs of the same client updates in FedAvg."""
-        return self._sum(self.dense_update)
+        samples = self.plan.settings.training.samples
+        return self._sum(lambda update: dense_costs(self.network, samples(update.rows)), self.updates)
 
-    def _sum(self, costs: Callable[[Update], Costs]) -> Costs:
-        return sum((costs(update) * times for update, times in self.updates.items()), Costs())
+    @staticmethod
+    def _sum(costs: Callable[[Update], Costs], updates: Counter[Update]) -> Costs:
+        return sum((costs(update) * times for update, times in updates.items()), Costs())
 
     @property
     def finetune_flops(self) -> int | None:

@@ -108,31 +108,33 @@ class UpdateCosts:
     training: TrainingSettings
     public: tuple[int, int] = (0, 0)
     """See `Initial`."""
+    fill: Fill | None = None
+    """Divides a total of active parameters among tensors, if the searcher's plan has no counts of tensors."""
 
     def __call__(self, network: NetworkCosts, update: Update) -> Costs:
-        """The costs of an update; an upper bound of each if the searcher's plan leaves counts open."""
-        fills = [_costliest]
-        if self.method.uses_mask and not _are_known(self.method, update):
-            fills.append(most_mixed)  # `_costliest` has the most FLOPs, `most_mixed` the longest mask
-        return _most([self._perform(network, update, fill)[0].costs for fill in fills])
+        """The costs of an update."""
+        return self._perform(network, update)[0].costs
 
-    def further_values(self, network: NetworkCosts, prepares: bool = False) -> tuple[int, int]:
-        """The numbers of values in further tensors that travel to a client, and with its update."""
+    def messages(self, network: NetworkCosts, prepares: bool = False) -> tuple[tuple[int, int], int]:
+        """The parts that all updates' messages have in common.
+
+        These are the numbers of values in further tensors that travel to a client and with its update, and the number
+        of messages with weights.
+        """
         result, server = self._perform(network, Update(1, first=True, round=0, prepares=prepares))
         sides = server.further if self.method.sends else {}, result.update.tensors
         down, up = (sum(tensor.numel() for tensor in tensors.values()) for tensors in sides)
-        return down, up
+        received = (server.neighbours or 1) if self.method.sends and self.method.sends_weights else 0
+        return (down, up), received + (result.update.update is not None)
 
-    def messages(self, network: NetworkCosts) -> int:
-        """The number of messages with weights in an update."""
-        result, server = self._perform(network, Update(1, first=True, round=0))
-        down = (server.neighbours or 1) if self.method.sends and self.method.sends_weights else 0
-        return down + (result.update.update is not None)
+    def counts(self, network: NetworkCosts, round: int) -> tuple[int, ...]:
+        """The active parameters of each tensor that travels, under a mask that is found in a round."""
+        parameters = self.space.parameters.sizes
+        counts = by_tensor(self.method.searcher.counts(round), self.fill or costliest, parameters, network)
+        return (*counts, *self.space.running.sizes)
 
-    def _perform(
-        self, network: NetworkCosts, update: Update, fill: Fill | None = None
-    ) -> tuple[CompletedUpdate, ServerState]:
-        """An update, and the server state that it starts from. `fill` sets the tensors' counts if they are open."""
+    def _perform(self, network: NetworkCosts, update: Update) -> tuple[CompletedUpdate, ServerState]:
+        """An update, and the server state that it starts from."""
         method: Any = copy.copy(self.method)
         full = PackedMask.pack(torch.ones(self.space.total))
         known, target = full, list[int]()
@@ -140,8 +142,7 @@ class UpdateCosts:
             searcher = method.searcher = copy.copy(method.searcher)
             target = [*searcher.target, *self.space.running.sizes]
             before, after = (
-                self._mask(searcher.counts(round), fill or _costliest, network)
-                for round in (update.found, update.round)
+                self._mask(self.counts(network, round)) for round in (update.found, update.round)
             )
             known, found = PackedMask.pack(before), after[: self.space.trained]
             searcher.first_mask = lambda search: found
@@ -169,15 +170,42 @@ class UpdateCosts:
         assert isinstance(result, CompletedUpdate)
         return result, server
 
-    def _mask(self, counts: Counts, fill: Fill, network: NetworkCosts) -> torch.Tensor:
-        """A mask [total] with these counts: float32, ones in the running statistics."""
-        space = self.space.parameters
+    def _mask(self, counts: Sequence[int]) -> torch.Tensor:
+        """A mask [total] with these counts: float32."""
         mask = torch.ones(self.space.total)
-        for piece, count in zip(
-            space.split(mask[: space.total]), by_tensor(counts, fill, space.sizes, network), strict=True
-        ):
+        for piece, count in zip(self.space.split(mask), counts, strict=True):
             piece[count:] = 0
         return mask
+
+
+class OtherMask(Exception):
+    """An update counts a mask that is neither the planned one nor full or empty."""
+
+
+@dataclass(frozen=True)
+class SummedCosts(NetworkCosts):
+    """The costs of a network in which other counts stand in for those of one mask.
+
+    FLOPs and values are linear in the counts. So sums of counts give the costs of many masks by one update.
+    """
+
+    mask: tuple[int, ...] = ()
+    """The active parameters of each tensor under the mask."""
+    instead: tuple[int, ...] = ()
+
+    def forward_flops(self, active: Sequence[int] | None = None) -> int | None:
+        return super().forward_flops(self._replaced(active))
+
+    def value_bytes(self, active: Sequence[int] | None = None) -> int:
+        return super().value_bytes(self._replaced(active))
+
+    def _replaced(self, active: Sequence[int] | None) -> Sequence[int] | None:
+        """The counts that stand in for these. Raises `OtherMask` if that is not known."""
+        if active == self.mask:
+            return self.instead
+        if active is None or active == self.sizes or not any(active):
+            return active
+        raise OtherMask
 
 
 Fill: TypeAlias = Callable[[int, Sequence[int], NetworkCosts], list[int]]
@@ -191,7 +219,7 @@ def by_tensor(counts: Counts, fill: Fill, sizes: Sequence[int], network: Network
     return fill(sum(sizes) if counts is None else counts, sizes, network)
 
 
-def _costliest(total: int, sizes: Sequence[int], network: NetworkCosts) -> list[int]:
+def costliest(total: int, sizes: Sequence[int], network: NetworkCosts) -> list[int]:
     """The counts with the most FLOPs: tensors whose parameters are used at the most positions come first."""
     return _filled(total, sizes, sizes, key=lambda i: -network.flops_per_active[i])
 
@@ -220,12 +248,7 @@ def _filled(total: int, sizes: Sequence[int], limits: Sequence[int], key: Callab
     return counts
 
 
-def _are_known(method: Method, update: Update) -> bool:
-    """True if the searcher's plan has the counts of each tensor, before and after an update."""
-    return all(isinstance(method.searcher.counts(round), Sequence) for round in (update.found, update.round))
-
-
-def _most(costs: Sequence[Costs]) -> Costs:
+def most(costs: Sequence[Costs]) -> Costs:
     """The largest of each kind of costs; None if one of them is unknown."""
     kinds: list[Any] = [
         None if None in values else max(values) for values in zip(*map(astuple, costs), strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedspa.core.errors import UserError, check_range, nearest
@@ -19,8 +19,8 @@ class Options:
     runs: str = ""
     out: Path | None = None
     paper: bool = False
-    targets: str = ""
-    """Accuracies in percent: 70,80 or [70,80]."""
+    targets: list[float] = field(default_factory=list)
+    """Accuracies in percent."""
 
     def __post_init__(self) -> None:
         if bool(self.sweep) == bool(self.runs):
@@ -29,7 +29,9 @@ class Options:
             )
         self.name, self._source = _sweep(self.sweep) if self.sweep else _runs(self.runs)
         self.folder = self.out or project_root() / "outputs" / "reports" / self.name
-        self.accuracies = _targets(self.targets)
+        self.targets.sort()
+        for target in self.targets:
+            check_range("targets", target, low=0, high=100)
 
     def folders(self) -> Mapping[str, Path | UserError]:
         """The runs' folders by name, or why a run has none. Raises `UserError` where there is no run."""
@@ -57,13 +59,3 @@ def _runs(text: str) -> tuple[str, Path | str]:
             f"runs={text} is no folder, and a filter of MLflow looks like \"tags.dataset = 'digits'\"."
         )
     return "mlflow", text
-
-
-def _targets(text: str) -> tuple[float, ...]:
-    try:
-        targets = tuple(sorted(float(part) for part in text.strip("[]").split(",") if part.strip()))
-    except ValueError:
-        raise UserError(f"targets={text} is not a list of numbers such as targets=70,80.") from None
-    for target in targets:
-        check_range("targets", target, low=0, high=100)
-    return targets

@@ -23,6 +23,9 @@ from fedspa.tracking.artifacts import artifacts, client_to_read
 from fedspa.tracking.run_folder import RunFiles, Unreadable
 from fedspa.tracking.sweep_run import SWEEP
 
+MOST_RUNS = 50_000
+"""The number of runs that MLflow finds at once."""
+
 
 @dataclass(frozen=True, eq=False)
 class Run(RunFiles):
@@ -210,13 +213,9 @@ def folders_in_store(condition: str) -> dict[str, Path | UserError]:
     from mlflow.exceptions import MlflowException
 
     client = client_to_read(f"runs={condition}")
-    runs: list[Any] = []
-    page: str | None = None
     try:
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-        while page != "":
-            part = client.search_runs(experiments, condition, order_by=["start_time"], page_token=page)
-            runs, page = [*runs, *part], part.token or ""
+        runs = client.search_runs(experiments, condition, max_results=MOST_RUNS, order_by=["start_time"])
     except MlflowException as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(f"runs={condition} is neither a folder nor a filter of MLflow: {reason}.") from error

@@ -18,7 +18,7 @@ from fedspa.report.table import Column, Table, seeds_text
 CURVES = KINDS[:-1]
 """The kinds of model that have a score in each round."""
 MODELS = {
-    "global": "the server\u2019s dense weights",
+    "global": "the server\u2019s dense weights, with the client\u2019s own personal layers if it has any",
     "personal": "what the method gives a client from the server\u2019s state",
     "local": "a client\u2019s weights right after its last training",
     "finetuned": "the final global weights, trained by each client once more",
@@ -102,7 +102,7 @@ def details_table(study: Study) -> Iterator[Table]:
         Column(setting, setting.label, name, value, digits, quantity=quantity, unit=unit)
         for setting in study.settings
         for name, value, digits, quantity, unit in (
-            ("density asked", _asked, 3, "density_asked", ""),
+            ("density asked", _summary("density_asked"), 3, "density_asked", ""),
             ("density", _summary(names.DENSITY), 3, names.DENSITY, ""),
             ("sparsest", _summary(f"{names.DENSITY}/min"), 3, f"{names.DENSITY}/min", ""),
             ("densest", _summary(f"{names.DENSITY}/max"), 3, f"{names.DENSITY}/max", ""),
@@ -188,10 +188,6 @@ def rival_column(setting: Setting, rival: Row, rival_kind: str, kind: str) -> Co
         setting, group, kind, value, note=change, quantity="rounds_to_best_of", unit="rounds", kind=kind,
         target=f"{rival.label} {rival_kind}",
     )  # fmt: skip
-
-
-def _asked(run: Run) -> float | None:
-    return run.summary.get("density_asked") if names.DENSITY in run.summary else None
 
 
 def _summary(name: str) -> Callable[[Run], float | None]:

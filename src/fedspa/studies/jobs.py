@@ -59,6 +59,12 @@ class Study:
     name: str
     jobs: tuple[Job, ...]
 
+    def label(self, job: Job) -> str:
+        """The settings that differ between jobs, but for the seed: alike for the repetitions of a job."""
+        shared = set.intersection(*(set(other.settings) for other in self.jobs))
+        own = [text for text in job.settings if text not in shared and not text.startswith("seed=")]
+        return ", ".join(own) or "all"
+
 
 def register_studies() -> None:
     """Make each file of sweeps/ an option of Hydra's group `sweep`."""

@@ -58,4 +58,4 @@ def means(runs: pd.DataFrame) -> pd.DataFrame:
     grouped = runs.groupby(level=0, sort=False)
     shown = grouped.mean().map(lambda mean: names.shown(mean, unit) if mean == mean else "-")
     shown.insert(0, "runs", grouped.size())
-    return shown
+    return shown.rename_axis(columns=f"mean {runs.columns.name}")

@@ -104,7 +104,7 @@ class Sweeps:
             if begun := sum(job.resumable for job in jobs if job not in done):
                 print(f"{begun} of them go on from a checkpoint.", flush=True)
             failures = self.run_missing(jobs, done, parent, Progress(len(jobs)))
-            tables = scores((_without_seed(job.job), job.folder) for job in jobs if job.finished)
+            tables = scores((study.label(job.job), job.folder) for job in jobs if job.finished)
             parent.tables = [means(table) for table in tables]
             if tables and any(isinstance(logger, Pictures) for logger in loggers.values()):
                 parent.picture = folder / PICTURE
@@ -201,11 +201,6 @@ def _report_command(folder: Path) -> str:
     """The command that reports a study."""
     usual = folder.parent == project_root() / "outputs" / "sweeps"
     return f"python src/report.py {shlex.quote(f'sweep={folder.name}' if usual else f'runs={folder}')}"
-
-
-def _without_seed(job: Job) -> str:
-    """The label of jobs that differ only in their seed."""
-    return ", ".join(text for text in job.settings if not text.startswith("seed=")) or "all"
 
 
 def _place(job: PlannedJob, cores: int | None) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 from fedspa.core import names
 from fedspa.core.records import Event, RoundRecord
 from fedspa.core.tracker import RunInfo, RunResult
-from fedspa.costs.units import result_tables, show_bytes, show_count, show_density
+from fedspa.costs.units import result_tables, show_bytes, show_count, show_density, show_time
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,7 +56,7 @@ class ConsoleView:
         )
         for remark in info.remarks:
             self._say(remark)
-        compiled = f", compiled in {_duration(info.compile_seconds)}" if info.compile_seconds else ""
+        compiled = f", compiled in {show_time(info.compile_seconds)}" if info.compile_seconds else ""
         reason = f" ({info.engine_reason})" if info.engine_reason else ""
         self._say(f"Engine: {info.engine}{reason}{compiled}")
         if info.completed and not (info.continued and info.continued.round == info.completed):
@@ -66,6 +66,8 @@ class ConsoleView:
         self._unit = " %" if info.in_percent else ""
         metric = info.metrics[0].capitalize()
         self._say(f"{metric} of each kind of model: mean over {info.mean_over}{self._unit and ', in %'}")
+        if info.config.get("personal_layers", "none") != "none" and "global" in info.kinds:
+            self._say("The global model of a client has the client's own personal layers.")
         if self._console.is_interactive:
             from rich.live import Live
 
@@ -101,8 +103,8 @@ class ConsoleView:
         seconds, speed = result.summary["time/total_s"], result.summary[names.SAMPLES_PER_S]
         if events := [f"{count} {kind}" for kind, count in names.group("faults", result.summary).items()]:
             self._say(f"\nEvents: {', '.join(events)}")
-        self._say(f"\nTook {_duration(seconds)} at {_count(speed)} samples/s.")
-        self._say(f"Everything lies in {_short(self._info.folder)}")
+        self._say(f"\nTook {show_time(seconds)} at {_count(speed)} samples/s.")
+        self._say(f"Everything lies in the folder {_short(self._info.folder)}")
 
     def abort(self, status: str, reason: str) -> None:
         self._stop()
@@ -110,7 +112,7 @@ class ConsoleView:
         self._say(
             f"\n{word} after {self._done} of {show_count(self._info.rounds, 'round')}: {reason}", style="bold"
         )
-        self._say(f"What there is lies in {_short(self._info.folder)}")
+        self._say(f"What there is lies in the folder {_short(self._info.folder)}")
 
     def _say(self, text: str, style: str | None = None) -> None:
         self._console.print(text, style=style, soft_wrap=True)  # never breaks a path in two
@@ -158,7 +160,7 @@ class ConsoleView:
         if not self._recent or self._last is None:
             return "-"
         a_round = sum(seconds for _, seconds in tuple(self._recent)) / len(self._recent)
-        return _duration(a_round * (self._info.rounds - self._last.round))
+        return show_time(a_round * (self._info.rounds - self._last.round))
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -175,13 +177,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 def _count(value: float) -> str:
     return f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"
-
-
-def _duration(seconds: float) -> str:
-    """0:07, 12:34 or 2:05:09."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 def _short(folder: Path) -> str:

@@ -91,7 +91,7 @@ class MLflowTracker(Limited):
         """Nothing: the thread reads the round in the run's folder."""
 
     def finish(self, result: RunResult) -> None:
-        if self._end("FINISHED"):
+        if self._end("FINISHED") and not self.parent_run_id:  # a sweep ends with one address for all its jobs
             print(f"In MLflow: {where_to_look(self.uri, self._mirror.page)}")
 
     def abort(self, status: str, reason: str) -> None:

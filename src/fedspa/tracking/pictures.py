@@ -158,17 +158,15 @@ def study_picture(runs: pd.DataFrame) -> Figure:
 
     `runs`: a row for each run under its label, a column for each kind of model. The metric is the name of its columns.
     """
-    labels = list(dict.fromkeys(runs.index))
+    places, labels = runs.index.factorize()
     figure, axes = new_figure(8.4, 1.2 + 0.32 * len(labels))
-    for place, kind in enumerate(runs):
+    for number, kind in enumerate(runs):
         # Kinds with equal scores must not cover each other.
-        shift = 0.4 * ((place + 0.5) / len(runs.columns) - 0.5)
-        for row, label in enumerate(labels):
-            values, height = runs.loc[[label], kind], row + shift
-            axes.plot(values, [height] * len(values), ".", color=COLORS[kind], alpha=0.45)
-            named = {} if row else {"label": kind}
-            axes.plot(values.mean(), height, "o", color=COLORS[kind], markersize=5, **named)
-    row_ticks(axes, labels)
+        shift = 0.4 * ((number + 0.5) / len(runs.columns) - 0.5)
+        axes.plot(runs[kind], places + shift, ".", color=COLORS[kind], alpha=0.45)
+        means = runs[kind].groupby(places).mean()
+        axes.plot(means, means.index + shift, "o", color=COLORS[kind], markersize=5, label=kind)
+    row_ticks(axes, list(labels))
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
     set_title(axes, "Scores at the end", f"{runs.columns.name}; small points: single runs; dots: their means")
     figure.legend(loc="outside right upper", frameon=False, fontsize=8.5, labelcolor=INK)

@@ -118,9 +118,7 @@ class RunFolder:
 
     def _write_partition(self) -> None:
         info = self._info
-        write_whole(
-            info.folder / "partition.json", _partition_summary(info) if info.many else _partition_json(info)
-        )
+        write_whole(info.folder / "partition.json", _partition_json(info))
         if info.many and isinstance(
             info.partition_rows, list
         ):  # rows that are found on demand are consecutive
@@ -141,38 +139,33 @@ class RunFolder:
 
 
 def _partition_json(info: RunInfo) -> str:
-    """JSON with a line a client: a diff of two partitions shows the clients that differ."""
+    """JSON with a line a client: a diff of two partitions shows the clients that differ.
+
+    Of very many clients it has the key figures.
+    """
     head = {
         "hash": info.partition_hash,
         "seed": info.seed,
         "settings": info.config.get("partition", {}),
-        "data": info.data_hash,
-        **({"classes": info.class_names} if info.class_names else {}),
-        **({"names": info.client_names} if info.client_names else {}),
     }
+    if info.many:
+        from fedspa.partition.clients import row_counts
+
+        sizes = row_counts(info.partition_rows)
+        head["clients"], head["images"] = info.clients, int(sizes.sum())
+        head["smallest"], head["largest"] = int(sizes.min()), int(sizes.max())
+        return json.dumps(head, indent=2) + "\n"
+    head["data"] = info.data_hash
+    if info.class_names:
+        head["classes"] = info.class_names
+    if info.client_names:
+        head["names"] = info.client_names
 
     def lists(rows: Sequence[np.ndarray]) -> str:
         return ",\n".join(json.dumps(own.tolist(), separators=(",", ":")) for own in rows)
 
     train, test = lists(info.partition_rows), lists(info.test_rows)
     return f'{json.dumps(head)[:-1]}, "train_rows": [\n{train}\n], "test_rows": [\n{test}\n]}}\n'
-
-
-def _partition_summary(info: RunInfo) -> str:
-    """The key figures of a partition among very many clients."""
-    from fedspa.partition.clients import row_counts
-
-    sizes = row_counts(info.partition_rows)
-    facts = {
-        "hash": info.partition_hash,
-        "seed": info.seed,
-        "settings": info.config.get("partition", {}),
-        "clients": info.clients,
-        "images": int(sizes.sum()),
-        "smallest": int(sizes.min()),
-        "largest": int(sizes.max()),
-    }
-    return json.dumps(facts, indent=2) + "\n"
 
 
 class Unreadable(Exception):

@@ -114,13 +114,11 @@ def store_needed(uri: str, advice: str = OTHERWISE) -> Iterator[None]:
     try:
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
-
-        errors: tuple[type[Exception], ...] = (MlflowException, SQLAlchemyError, OSError)
     except ImportError:
         raise UserError("loggers.mlflow needs MLflow: pip install mlflow, or run with logger=csv.") from None
     try:
         yield
-    except errors as error:
+    except (MlflowException, SQLAlchemyError, OSError) as error:
         raise UserError(
             f"loggers.mlflow: the tracking store {uri} cannot be used ({root_cause(error)}): {advice}."
         ) from error

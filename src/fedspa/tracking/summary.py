@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from typing import Any
 from fedspa.core import names
 from fedspa.core.records import KINDS, Costs, Spread
 from fedspa.core.tracker import Continued, RunInfo
-from fedspa.tracking.tables import read_table
+from fedspa.tracking.tables import Tail, read_table
 
 
 def summarise(
@@ -31,8 +30,7 @@ def summarise(
         densities: measured, of each trained client.
     """
     rounds, timing = (read_table(info.folder / f"{name}.csv") for name in ("rounds", "timing"))
-    with (info.folder / "events.csv").open(newline="", encoding="utf-8") as file:
-        faults = Counter(row["kind"] for row in csv.DictReader(file))
+    faults = Counter(row["kind"] for row in Tail(info.folder / "events.csv").rows())
     evaluation = info.config.get("eval", {})
     scores = _final_scores(info, rounds, evaluation.get("final_rounds", 1))
     for metric, spread in finetuned.items():

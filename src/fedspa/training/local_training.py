@@ -41,6 +41,8 @@ class LocalTraining(LightningModule):
         self.network = network
         self.settings = settings
         self.objective = objective or Classification()
+        self.method: Any = None
+        """The method of the run."""
         self.task: LocalTask | None = None
         """The current training; None while only a gradient is computed."""
         self.others: dict[str, torch.Tensor] = {}
