@@ -56,7 +56,7 @@ class Check(NamedTuple):
     """right, fast or accurate."""
     name: str
     deadline: float
-    """Seconds."""
+    """Seconds, so that a check that hangs ends. A guess: its work by arithmetic, and a minute or two to compile."""
     run: Callable[[Options], dict[str, Any]]
     """Returns the values that it measured. Raises `Wrong`, or any other error."""
 
@@ -67,7 +67,9 @@ def plan(*words: str) -> Plan:
         return check(compose("config", overrides=["logger=none", *words]))
 
 
-def made_up(model: str, options: Options, train_size: int, test_size: int) -> list[str]:
+def made_up(
+    model: str, options: Options, train_size: int, test_size: int, augmented: bool = True
+) -> list[str]:
     """The words for a model and made-up images, which need no file. Tiny sizes have a small network for each model."""
     classes, channels, side = IMAGES[model]
     if options.tiny:
@@ -76,7 +78,7 @@ def made_up(model: str, options: Options, train_size: int, test_size: int) -> li
         *("dataset=synthetic", f"model={'small_cnn' if options.tiny else model}", "partition=iid"),
         *(f"dataset.classes={classes}", f"dataset.channels={channels}", f"dataset.image_size={side}"),
         *(f"dataset.train_size={train_size}", f"dataset.test_size={test_size}"),
-        *(["+dataset.augmentation={crop_padding: 4, flip: true}"] if channels == 3 else []),
+        *(["+dataset.augmentation={crop_padding: 4, flip: true}"] if augmented else []),
         "dataset.least_test_share=0",
     ]
 

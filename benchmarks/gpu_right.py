@@ -24,13 +24,18 @@ from fedspa.training.workload import Workload
 
 TOLERANCES = {
     "64-true": (1e-8, 1e-9, 0.0),
-    "32-true": (0.03, 2e-3, 0.1),
+    "32-true": (0.1, 2e-3, 0.1),
     "tf32": (0.06, 2e-2, 0.1),
     "bf16-mixed": (0.3, 0.2, 0.3),
 }
 """By precision: the largest distance of trained weights as a share of their movement, that of a gradient as a share of
 its length, and the largest share of predictions that differ. ReLU and pooling decide on rounded values, so distances
-grow with the steps. A term that is missing changes far more."""
+grow with the steps.
+
+They are guesses, with a margin over distances on a CPU: LeNet5 4e-15, 0 and 0 in 64-true; 2e-5, 3e-7 and 0 in 32-true;
+0.03, 0.05 and 0.05 in bf16-mixed; VGG11 0.15, 0.11 and 0.05 in bf16-mixed; ResNet18 0.025, 7e-7 and 0 in 32-true. tf32
+has an eighth of the rounding of bf16. For comparison: without mask, clipping or proximal term LeNet5's weights differ
+by 0.8 to 1, and without weight decay by 0.03, which only 64-true shows."""
 DETERMINISTIC = ("hardware.deterministic=true", "hardware.precision=32-true")
 
 
@@ -78,9 +83,8 @@ def results(federation: Federation, engine: Engine) -> list[list[torch.Tensor]]:
 
 def agreement(model: str, precision: str, options: Options) -> dict[str, Any]:
     """Compare the engines in a precision with the eager engine in double precision on the CPU."""
-    exact = small(
-        model, options, "hardware=cpu", "engine=eager", "engine.kernels=torch", "hardware.precision=64-true"
-    )
+    on_cpu = ("hardware=cpu", "hardware.threads=null", "hardware.precision=64-true")
+    exact = small(model, options, *on_cpu, "engine=eager", "engine.kernels=torch")
     expected, facts = results(exact, engine_of(exact)), {}
     for name in ("eager", "compiled"):
         words = [*options.compiled(f"hardware.precision={precision}", "hardware.deterministic=true")]
@@ -134,7 +138,7 @@ def dropout(options: Options) -> dict[str, Any]:
     base = engine_of(federation)
     assert isinstance(base, EagerEngine)
     inputs = base.examples.empty_inputs(1).numel()
-    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(inputs, 3))
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(inputs, 26))
     eager = EagerEngine(base.fabric, model, base.settings, base.examples)
     choice = Compiled(name="compiled", lanes=3, compiler=None if options.tiny else "inductor")
     engine = choice.build(eager, Workload(largest=40, steps=100))
@@ -207,19 +211,19 @@ def many(options: Options) -> dict[str, Any]:
 
 CHECKS = [
     *(
-        Check("right", f"agreement of lenet5 in {precision}", 60, partial(agreement, "lenet5", precision))
+        Check("right", f"agreement of lenet5 in {precision}", 90, partial(agreement, "lenet5", precision))
         for precision in TOLERANCES
     ),
     *(
         Check("right", f"agreement of {model} in {precision}", 120, partial(agreement, model, precision))
         for model, precision in (("vgg11", "bf16-mixed"), ("resnet18", "32-true"))
     ),
-    Check("right", "repeats", 60, repeats),
-    Check("right", "dropout", 60, dropout),
+    Check("right", "repeats", 90, repeats),
+    Check("right", "dropout", 90, dropout),
     *(
         Check("right", f"resume in {precision}", 90, partial(resume, precision))
         for precision in ("32-true", "bf16-mixed")
     ),
     Check("right", "selection", 30, selection),
-    Check("right", "many engines in a process", 60, many),
+    Check("right", "many engines in a process", 90, many),
 ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,11 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import gpu_check
 import gpu_fast
-from gpu_base import Check, Options, require
+import gpu_right
+from gpu_base import Check, Options, Wrong, require
+
+from fedspa.training import step
+from fedspa.training.flat import sgd_step
 
 
 @pytest.fixture
@@ -39,9 +45,17 @@ def cifar10(tmp_path: Path) -> Path:
     return tmp_path
 
 
+WITHOUT_DATASETS = """
+import runpy, sys
+sys.modules["datasets"] = None  # a machine with a GPU may not have it
+sys.path.insert(0, "benchmarks")
+runpy.run_path("benchmarks/gpu_check.py", run_name="__main__")
+"""
+
+
 def run(*words: str) -> tuple[int, list[dict[str, Any]]]:
     """The exit code and the lines of the script."""
-    command = [sys.executable, "benchmarks/gpu_check.py", "--tiny", *words]
+    command = [sys.executable, "-c", WITHOUT_DATASETS, "--tiny", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -75,6 +89,42 @@ def test_a_check_that_fails_is_one_line(work, reason):
     assert line.get("value") == (3 if reason == "a wrong value" else None)
 
 
+@pytest.mark.parametrize(
+    ("left", "reason"),
+    [
+        (0.5, "no result within 0.5 s, when the time for all checks was over"),
+        (0.0, gpu_check.NOT_REACHED),
+        (-1.0, gpu_check.NOT_REACHED),
+    ],
+)
+def test_a_check_ends_with_the_time_for_all_checks(left, reason):
+    line = gpu_check.outcome(Check("right", "it", 60, lambda options: time.sleep(60)), Options(), left)
+    assert (line["passed"], line["reason"]) == (False, reason)
+
+
+def test_a_run_without_time_names_each_check_that_it_does_not_reach():
+    code, lines = run("--seconds", "0.001")
+    assert code == 1 and len(lines) == len(gpu_check.CHECKS)
+    assert {line["reason"] for line in lines[1:]} == {gpu_check.NOT_REACHED}
+
+
+def test_a_step_without_weight_decay_is_found(plan, monkeypatch):
+    def wrong(*tensors: Any) -> None:
+        sgd_step(*tensors[:-1], replace(tensors[-1], weight_decay=0))
+
+    monkeypatch.setattr(step, "sgd_step", wrong)
+    with pytest.raises(Wrong, match="compiled is further from double precision"):
+        gpu_right.agreement("lenet5", "64-true", Options(tiny=True))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.parametrize("name", ["repeats", "dropout"])
+def test_a_check_passes_at_the_size_for_a_gpu(plan, monkeypatch, name):
+    words = ("engine=compiled", "engine.compiler=aot_eager", "hardware=cpu")
+    monkeypatch.setattr(Options, "compiled", lambda self, *others: (*words, *others))
+    next(check for check in gpu_right.CHECKS if check.name == name).run(Options())
+
+
 def lenet5_fast(plan: Any) -> dict[str, Any]:
     """The line of this check at tiny sizes. `plan`: the fixture has registered the config."""
     check = next(each for each in gpu_check.CHECKS if each.name.startswith("lenet5"))
@@ -85,7 +135,7 @@ def test_a_goal_that_is_missed_fails(plan, monkeypatch):
     goal = gpu_fast.GOALS["lenet5"]
     monkeypatch.setitem(gpu_fast.GOALS, "lenet5", goal._replace(seconds=1e-9))
     line = lenet5_fast(plan("mask=dst"))
-    assert not line["passed"] and line["reason"] == "the run takes more than 110 x the goal"
+    assert not line["passed"] and line["reason"] == "a goal is missed by more than 110000 x"
     assert line["goal_s"] == 1e-9 and line["whole_run_s"] > 0
 
 

@@ -6,7 +6,7 @@ values, so that whoever reads one fails; streams are replaced by ones that write
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +30,7 @@ from fedspa.core.settings import FaultSettings, TrainingSettings
 from fedspa.core.transfers import Reads, joined, parted
 from fedspa.federated import executor
 from fedspa.training import compiled
+from fedspa.training.capture import WARM_UPS, Captures
 from fedspa.training.compiled import CompiledEngine
 from fedspa.training.eager import EagerEngine
 
@@ -186,6 +187,44 @@ def test_lanes_use_the_network_of_the_eager_engine_one_after_another(monkeypatch
             getattr(made, work)(weights, rows)
     loads = ["load"] * (2 if work == "mixture" else 1)
     assert log == [*loads, "a is done", "b waits for a's work", *loads, "b is done"]
+
+
+def test_the_graphs_of_a_lane_have_a_stream_and_a_pool_of_their_own(monkeypatch):
+    log: list[str] = []
+
+    class Graph:
+        def pool(self) -> object:
+            return self.memory
+
+        def replay(self) -> None:
+            log.append("replay")
+
+    @contextmanager
+    def capture(graph: Any, pool: object, stream: Stream) -> Any:
+        graph.memory = pool or object()
+        pools.append(graph.memory)
+        log.append(f"capture in {stream.name}")
+        yield
+
+    @contextmanager
+    def current(stream: Stream) -> Any:
+        log.append(f"in {stream.name}")
+        yield
+
+    cuda = {"CUDAGraph": Graph, "graph": capture, "stream": current, "device": lambda device: nullcontext()}
+    for name, stand_in in {**cuda, "synchronize": lambda: log.append("wait for all")}.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    pools: list[object] = []
+    for name in "ab":
+        captures = Captures(torch.device("cuda"), Stream(name, log))
+        for _ in range(2):
+            log.clear()
+            replay = captures(lambda: log.append("call"))
+            warm_up = ["wait for all", f"in {name}", *["call"] * WARM_UPS, "wait for all"]
+            assert log == [*warm_up, f"capture in {name}", "call"]
+        replay()
+        assert log[-1] == "replay"
+    assert pools[0] is pools[1] is not pools[2] is pools[3]
 
 
 class Graphs(TapeCaptures):

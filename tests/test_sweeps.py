@@ -507,14 +507,14 @@ def test_a_dry_run_lists_costs_and_times(sweep, plan, monkeypatch, capsys):
 
 def test_a_dry_run_knows_what_is_finished(sweep, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(dry_run, "_speed", lambda plan: 1e9)
-    assert sweep(finish, "seed=0") == 0
+    assert sweep(finish, "seed=0,1") == 0
     before = sorted(tmp_path.rglob("*"))
     capsys.readouterr()
-    assert sweep(never, "seed=0", "dry_run=true") == 0
-    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:4])
-    one, all_of_them = listed.values()
-    assert (one.split()[-1], all_of_them.split()[-2:]) == ("finished", ["0.0", "s"])
-    assert list(listed) == ["single", "all"]
+    assert sweep(never, "seed=0,1", "dry_run=true") == 0
+    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:5])
+    one, other, all_of_them = listed.values()
+    assert one.split()[-1] == other.split()[-1] == "finished" and all_of_them.split()[-2:] == ["0.0", "s"]
+    assert list(listed) == ["seed=0", "seed=1", "all"]
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -589,8 +589,8 @@ def test_a_sweeps_run_is_found_again_and_tells_the_truth(store, capsys):
     with pytest.raises(RuntimeError), nested_in("sparsity", loggers):
         raise RuntimeError
     assert only() == ("sparsity", "FAILED")
-    told = capsys.readouterr().out.splitlines()
-    assert len(set(told)) == 1 and told[0].startswith(
+    told = capsys.readouterr().out.split("\n\n")
+    assert len({line.strip() for line in told}) == 1 and told[0].strip().startswith(
         f"All runs of sparsity in MLflow: run `mlflow ui --backend-store-uri {store}`"
     )
     job = client.create_run(experiment, tags={PARENT: parent.run_id}).info.run_id
@@ -636,7 +636,7 @@ def test_a_real_sweep(tmp_path, store):
 
     first = train("seed=0,1")
     assert first.returncode == 0, first.stderr
-    table, mlflow, report = first.stdout.splitlines()[-4::2][0], *first.stdout.splitlines()[-2:]
+    table, mlflow, report = first.stdout.splitlines()[-5::2]
     assert table.startswith("all ") and report.startswith("Report: ")
     assert mlflow.startswith("All runs of seed,") and " in MLflow: " in mlflow
     assert first.stdout.count("MLflow: ") == 1  # the study's page has its jobs

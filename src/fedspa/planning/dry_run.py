@@ -58,7 +58,9 @@ def listing(plans: Mapping[str, Plan], finished: Collection[str] = ()) -> str:
         if speed is not None:
             measured[plan.names["model"]] = f"{plan.names['model']} {show_flops(speed)} FLOP/s"
     time_left = None if math.isnan(sum(left)) else sum(left)
-    lines += [_line(f"{f'all {len(plans)}':<{width}}", total, show_time(time_left)), ""]
+    if len(plans) > 1:
+        lines.append(_line(f"{f'all {len(plans)}':<{width}}", total, show_time(time_left)))
+    lines.append("")
     if measured:
         lines += [
             "Time: at least, on an idle machine: dense FLOPs of training, mask search and tests, one after another,",

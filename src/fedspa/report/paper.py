@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -14,9 +14,9 @@ from fedspa.report.labels import slug
 from fedspa.report.runs import Run
 from fedspa.report.study import Row, Setting, Study
 from fedspa.report.table import NO_RUN, NO_VALUE, Column, Table, seeds_text
-from fedspa.report.tables import CURVES, first_round, signed
+from fedspa.report.tables import CURVES, signed
 
-Values = dict[str, Callable[[Run], float | None]]
+Values = Mapping[str, Callable[[Run], float | None]]
 
 CLIENTS = 100
 """The number of clients in each of the paper's runs."""
@@ -86,7 +86,7 @@ def paper_tables(study: Study, targets: Sequence[float] = ()) -> Iterator[Table]
         if not rows:
             continue
         runs, kinds = [setting.runs_of(row)[0] for row in rows], setting.kinds
-        scores: Values = {kind: partial(_accuracy, kind=kind) for kind in kinds}
+        scores: Values = {kind: partial(Run.score, metric=ACCURACY, kind=kind) for kind in kinds}
         flops: Values = {"ours": lambda run: run.summary.get(names.FLOPS)}
         columns = [
             *_compared(setting, "accuracy, %", scores, "accuracy"),
@@ -95,7 +95,9 @@ def paper_tables(study: Study, targets: Sequence[float] = ()) -> Iterator[Table]
         ]
         for goal in targets or setting.targets:
             if any(printed(run, "rounds_to", goal) for run in runs):
-                rounds = {kind: first_round(kind, goal) for kind in kinds if kind in CURVES}
+                rounds = {
+                    kind: partial(Run.first_round, kind=kind, goal=goal) for kind in kinds if kind in CURVES
+                }
                 columns += _compared(setting, f"rounds to {goal:g} %", rounds, "rounds_to", target=goal)
         caption = (
             f"The paper\u2019s printed values, and ours ({seeds_text(study)}) with the difference in brackets. The "
@@ -132,10 +134,6 @@ def _compared(
     yield Column(setting, group, "paper", lambda run: None, text=text)
     for name, value in ours.items():
         yield Column(setting, group, name, value, scale=scale, note=difference)
-
-
-def _accuracy(run: Run, kind: str) -> float | None:
-    return run.score(ACCURACY, kind)
 
 
 def _weights_traffic(run: Run) -> float:

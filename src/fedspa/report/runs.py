@@ -18,7 +18,6 @@ from fedspa.core.errors import UserError, written
 from fedspa.core.paths import SET_ASIDE
 from fedspa.core.records import KINDS, VALIDATION
 from fedspa.core.roles import Role, flat, role_of
-from fedspa.core.tracker import MEAN_OVER
 from fedspa.tracking.artifacts import artifacts, client_to_read
 from fedspa.tracking.run_folder import RunFiles, Unreadable
 from fedspa.tracking.sweep_run import SWEEP
@@ -63,16 +62,6 @@ class Run(RunFiles):
     def kinds(self) -> tuple[str, ...]:
         """The kinds of model that were tested at the end, in the order of `KINDS`."""
         return tuple(kind for kind in KINDS if kind in self.scores(self.metrics[0]))
-
-    @property
-    def mean_over(self) -> str:
-        """The weights of its means over clients, in words."""
-        return MEAN_OVER[self.settings.get("eval.weighting", "clients")]
-
-    @property
-    def targets(self) -> list[float]:
-        """The targets in the main metric."""
-        return [float(target) for target in self.config.get("eval", {}).get("targets", [])]
 
     def scores(self, metric: str) -> dict[str, dict[str, float]]:
         """The final scores by kind of model: statistics over the clients."""

@@ -10,6 +10,7 @@ from fedspa.core import names
 from fedspa.core.errors import written
 from fedspa.core.records import KINDS
 from fedspa.core.roles import Role, role_of
+from fedspa.core.tracker import MEAN_OVER
 from fedspa.report import labels
 from fedspa.report.runs import Found, Run
 
@@ -78,8 +79,9 @@ class Setting:
 
     @property
     def targets(self) -> list[float]:
-        """The targets of the runs' own configs, ascending."""
-        return sorted({target for run in self.runs for target in run.targets})
+        """The targets of the runs' own configs in the main metric, ascending."""
+        configs = [run.config.get("eval", {}) for run in self.runs]
+        return sorted({float(target) for config in configs for target in config.get("targets", [])})
 
     @property
     def data(self) -> str:
@@ -109,7 +111,8 @@ class Study:
     @property
     def mean_over(self) -> str:
         """The weights of its runs' means over clients, in words."""
-        return " or ".join(sorted({run.mean_over for run in self.runs}))
+        weightings = {run.settings.get("eval.weighting", "clients") for run in self.runs}
+        return " or ".join(sorted(MEAN_OVER[weighting] for weighting in weightings))
 
     @property
     def seeds(self) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -130,7 +131,7 @@ def rounds_table(
     columns = [
         Column(
             setting, f"{setting.split}, {kind} models", f"{target:g}{names.unit(runs[0].summary)}",
-            first_round(kind, target), best="low",
+            partial(Run.first_round, kind=kind, goal=target), best="low",
             quantity="rounds_to", unit="rounds", kind=kind, target=f"{target:g}",
         )
         for setting in settings
@@ -192,11 +193,6 @@ def rival_column(setting: Setting, rival: Row, rival_kind: str, kind: str) -> Co
 
 def _summary(name: str) -> Callable[[Run], float | None]:
     return lambda run: run.summary.get(name)
-
-
-def first_round(kind: str, goal: float) -> Callable[[Run], float | None]:
-    """The value of a column: the first round in which that kind of model reached the goal."""
-    return lambda run: run.first_round(kind, goal)
 
 
 def score_column(setting: Setting, kind: str, metric: str, statistic: str = "mean") -> Column:

@@ -111,9 +111,9 @@ class Sweeps:
                 save(study_picture(tables[0]), parent.picture)
             if tables:
                 shown = "\n\n".join(table.to_string(max_colwidth=None) for table in parent.tables)
-                print(f"\n{shown}\n", flush=True)
+                print(f"\n{shown}", flush=True)
         if tables:
-            print(f"Report: {_report_command(folder)}", flush=True)
+            print(f"\nReport: {_report_command(folder)}", flush=True)
         return _exit_code(failures, len(jobs))
 
     def planned(self, study: Study) -> list[PlannedJob]:

@@ -109,7 +109,7 @@ def nested_in(sweep: str, loggers: Mapping[str, Any]) -> Iterator[Parent]:
                 root_cause(error),
             )
         else:
-            print(f"All runs of {sweep} in MLflow: {where_to_look(tracker.uri, page)}")
+            print(f"\nAll runs of {sweep} in MLflow: {where_to_look(tracker.uri, page)}")
 
 
 def _jobs_page(client: MlflowClient, experiment: str, run_id: str) -> str:

@@ -52,7 +52,7 @@ class Eager(EngineChoice):
 
 @dataclass(kw_only=True)
 class Compiled(EngineChoice):
-    """Compiles one local step with torch.compile, which takes about a minute. On CUDA the step is a captured graph."""
+    """Compiles one local step with torch.compile. On CUDA the step is a captured graph."""
 
     lanes: int | None = limited(None, low=1)
     """The number of clients trained side by side on a GPU; null: as many as its memory allows, at most 8. On a CPU the
@@ -109,8 +109,8 @@ class Auto(Eager):
     lanes: int | None = limited(None, low=1)
     """The lanes of the compiled engine."""
     least_steps: int = limited(20_000, low=0)
-    """The number of local training steps from which compiling pays. It takes about a minute, and saves 1.5 (LeNet5) to
-    13 (ResNet18) milliseconds of each step of 128 images on an H200."""
+    """The number of local training steps from which compiling pays. A guess from a prototype on an H200: it takes about
+    a minute, and saves 1.5 (LeNet5) to 13 (ResNet18) milliseconds of each step of 128 images."""
 
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:
         if eager.device.type != "cuda" or workload.steps < self.least_steps or not eager.examples.in_memory:
