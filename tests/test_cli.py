@@ -78,7 +78,7 @@ def test_a_python_without_the_packages_is_told_in_one_sentence(program, tmp_path
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("mask=dts", "mask=dts is not known: did you mean dst or dsr? (one of 13 valid names)."),
+        ("mask=dts", "mask=dts is not known: did you mean dst or dsr?"),
         ("metric=[acuracy]", "metric=acuracy is not known: did you mean accuracy?"),
         ("experiment=cifar10_smal", "experiment=cifar10_smal is not known: did you mean cifar10_small"),
         ("sparsity=1.2", "sparsity=1.2 is out of range: it must be in [0, 1)."),
@@ -86,7 +86,7 @@ def test_a_python_without_the_packages_is_told_in_one_sentence(program, tmp_path
         ("dataset=cifar10 dataset.path=/nowhere", "dataset.path=/nowhere does not exist"),
         ("federation.clients=20 federation.clients_per_round=200", "it must be at most 20."),
         ("partition.gama=1", "partition.gama is not a setting: did you mean gamma"),
-        ("foo=1", "foo is not a setting: valid are federation, model, costs and "),
+        ("foo=1", "foo is not a setting: valid are checkpoint, costs, dataset, "),
         ("loger=none", "loger is not a setting: did you mean logger or loggers?"),
         ("method=fedavg mask=dst", "method=fedavg trains dense, so mask=dst has no meaning"),
         ("model=lenet5 dataset=digits logger=none", "model=lenet5 cannot take images of 8 x 8 pixels"),
@@ -105,7 +105,7 @@ def test_a_python_without_the_packages_is_told_in_one_sentence(program, tmp_path
         ("eval.targets=70", "eval.targets=70 is not a list"),
         ("save.local=maybe", "save.local=maybe is not true or false."),
         ("mask=DST", "mask=DST is not known: did you mean dst or dsr?"),
-        ("mask=null", "mask=null is not known: valid are nm, channels, snip and 10 others."),
+        ("mask=null", "mask=null is not known: valid are channels, deepr, dsr, dst, "),
         ("mask=[dst,rsm]", "mask=[dst,rsm] is a list: mask takes one option"),
         ("metric.foo=1", "metric holds no settings"),
         (
