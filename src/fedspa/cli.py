@@ -26,12 +26,13 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
 
-from fedspa.config.composing import parsed
+from fedspa.config.composing import parsed, several_values
 from fedspa.config.plan import Plan, check
 from fedspa.config.recorded import KEYS, repeating
 from fedspa.config.schema import register
-from fedspa.core.errors import UserError, nearest
+from fedspa.core.errors import UserError, brief, nearest
 from fedspa.core.explaining import explain, no_item
 from fedspa.core.launch import launched
 from fedspa.core.lazy_torch import defer_torch
@@ -44,6 +45,9 @@ from fedspa.studies.launchers import EXTRAS, JobFailed, in_own_process, side_by_
 
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of the operating system that speak of a place, not of a bug."""
+
+COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
+"""Errors that mistakes in settings raise while Hydra composes a config."""
 
 Task = Callable[[Plan, Path], None]
 """An entry point's work, with a checked run and the folder for its files."""
@@ -92,11 +96,7 @@ def main(task: Task, usage: str | None = None, schema: type[Config] = Config) ->
         return int(end.code or 0)
     except UserError as error:
         return report(error, show_traceback)
-    except (
-        HydraException,
-        OmegaConfBaseException,
-        ValueError,
-    ) as error:  # from composing: no job raises them
+    except COMPOSING as error:  # no job raises them
         return report(explain_hydra(error), show_traceback)
     except OSError as error:  # from making the folder of a run
         return report(unwritable(error), show_traceback)
@@ -216,6 +216,8 @@ def explain_hydra(error: Exception) -> UserError:
         mistake = UserError(f"{group or '--config-name'}={option} is not known: {nearest(option, options)}.")
         if group == "hydra/launcher" and (extra := EXTRAS.get(option)):
             mistake = UserError(f"{group} needs more than is installed: pip install 'fedspa[{extra}]'.")
+    elif isinstance(error, YAMLError):
+        mistake = _unreadable(error)
     elif isinstance(error, OverrideParseException):
         mistake = UserError(f"{error.override} cannot be read: {_form(error.override)}.")
     elif cause is not None:
@@ -228,12 +230,18 @@ def explain_hydra(error: Exception) -> UserError:
     elif text.startswith("invalid literal for int()"):  # OmegaConf's error does not name the setting
         mistake = no_item(text.split("'")[1])
     elif text.startswith(("Ambiguous value", "Sweep parameters")):
-        override = text.split("'")[1]
-        mistake = UserError(f"{override} is several values: add -m to run each, or write a list as [a,b].")
+        mistake = several_values(text.split("'")[1], "add -m to run each")
     else:
-        mistake = UserError(f"{text.rstrip('.')}.")
+        mistake = UserError(f"{text.partition(' full_key:')[0].rstrip('.')}.")
     mistake.__cause__ = error
     return mistake
+
+
+def _unreadable(error: YAMLError) -> UserError:
+    """The sentence about a file that is no YAML."""
+    if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark):
+        return UserError(f"{mark.name} cannot be read as YAML, line {mark.line + 1}: {error.problem}.")
+    return UserError(f"{getattr(error, 'name', 'A file')} cannot be read as YAML: {brief(error)}.")
 
 
 def _form(override: str) -> str:

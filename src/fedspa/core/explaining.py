@@ -120,7 +120,8 @@ def _wanted(error: ValidationError, where: str) -> UserError | None:
         return UserError(f"{given} is no section: set what is in it, as in {where}.<name>=<value>.")
     if get_origin(kind) is list:
         return UserError(f"{given} is not a list, which is written as [a,b].")
-    return UserError(f"{given} is not {KINDS[kind]}.") if kind in KINDS else None
+    several = f": on the command line, -m {where}=a,b runs each value" if isinstance(value, list) else ""
+    return UserError(f"{given} is not {KINDS[kind]}{several}.") if kind in KINDS else None
 
 
 def _type(node: Any, key: Any) -> Any:
