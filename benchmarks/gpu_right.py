@@ -72,10 +72,10 @@ def trained(engine: Engine, work: Sequence[LocalTask]) -> list[Trained]:
 def results(federation: Federation, engine: Engine) -> list[list[torch.Tensor]]:
     """For each client how far training moves its weights, a gradient [total], and predictions, all on the CPU."""
     work, found = tasks(federation, engine.weights), []
-    evaluator, rows = federation.runner.evaluators[0], federation.rows.test[0]
+    evaluator = federation.runner.evaluators[0]
     for task, ended in zip(work, trained(engine, work), strict=True):
         gradient = engine.gradient(task.weights, task.rows, torch.Generator().manual_seed(7))
-        predicted = evaluator.predict(engine, ended.weights, rows)
+        predicted = evaluator.predict(engine, ended.weights, evaluator.rows_of([0]))
         moved = ended.weights.double() - task.weights.double()
         found.append([moved.cpu(), gradient.double().cpu(), predicted.cpu()])
     return found

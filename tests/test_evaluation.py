@@ -19,6 +19,7 @@ from fedspa.core.client_state import ClientState
 from fedspa.core.records import Spread
 from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
+from fedspa.data.pixels import Augmentation, Pixels
 from fedspa.data.sets import ArraySet
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.evaluation import Evaluator, Model, PredictionBatch, predict_all, score_models, scored
@@ -181,6 +182,23 @@ def test_models_by_hand():
     assert runs == [(0, 1, 2, 3), (4, 5), (0, 1, 2, 3), (4,), (5,)]
 
 
+def test_the_rows_of_a_client_go_to_a_device_once(monkeypatch):
+    uploads: list[int] = []
+
+    def sent(rows: torch.Tensor, device: torch.device) -> torch.Tensor:
+        uploads.append(len(rows))
+        return rows  # the values, which the meta device has not
+
+    monkeypatch.setattr("fedspa.federated.evaluation.sent", sent)
+    on_meta = Pixels(TEST, [0.5], [0.5], Augmentation(), "meta", torch.float32)
+    tester = Evaluator(on_meta, ROWS, METRICS, classes=2, batch_size=3)
+    for _ in range(2):
+        batches = [[part.tolist() for part in tester.batches([client])] for client in range(3)]
+        assert batches == [[[0, 1, 2], [3]], [[5]], [[1, 4]]]
+    assert uploads == [4 + 1 + 2]
+    assert torch.cat(tester.batches([2, 0])).tolist() == [0, 1, 2, 3, 4] and uploads == [7, 5]
+
+
 def test_several_sets_of_images_score_under_their_own_names():
     test, own = evaluator(), evaluator()
     own.metrics = {"val_accuracy": METRICS["accuracy"]}
@@ -244,7 +262,10 @@ def test_a_personal_model_that_nobody_has_changed_keeps_its_score_also_after_a_b
     for number, (record, same) in enumerate(zip(whole.loop.rounds(), again.loop.rounds(), strict=True)):
         assert record.scores == same.scores
         shown = {
-            client for job in made[0].predictions if job.model.kind == "personal" for client in job.rows // 4
+            client
+            for job in made[0].predictions
+            if job.model.kind == "personal"
+            for client in (job.rows // 4).tolist()
         }
         assert shown == (set(record.participants) if number else {0, 1, 2, 3})
         if number == 1:
@@ -252,7 +273,10 @@ def test_a_personal_model_that_nobody_has_changed_keeps_its_score_also_after_a_b
             broken.loop.load_state_dict(unpack(pack(whole.loop.state_dict())))
     resumed = broken.run()
     shown = {
-        client for job in made[1].predictions if job.model.kind == "personal" for client in job.rows // 4
+        client
+        for job in made[1].predictions
+        if job.model.kind == "personal"
+        for client in (job.rows // 4).tolist()
     }
     assert shown == set(resumed[-1].participants)
     assert resumed[-1].scores == record.scores

@@ -12,11 +12,12 @@ import pytest
 import torch
 from test_every_method import METHODS, OPTIONS, SMALL
 
-from fedspa.core import transfers
+from fedspa.core import packed_mask, transfers
 from fedspa.core.client import Initial
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.paths import config_dir
 from fedspa.federated.client import LocalClient
+from fedspa.federated.client_states import Room
 from fedspa.federated.jobs import CompletedUpdate
 from fedspa.federated.server import Server
 from fedspa.federated.state import FederationState
@@ -100,14 +101,17 @@ MORE = {
     "dst": ("mask.regrow=random",),
     "nm": ("layer_sparsity=uniform",),
 }
-CASES = [("method", name) for name in METHODS if name not in COMPARES]
-CASES += [("mask", name) for name in SEARCHERS if name not in ["none", *SEARCHES_BY_VALUE]]
+ROOM = 1e6
+CASES = [("method", name, ROOM) for name in METHODS if name not in COMPARES]
+CASES += [("mask", name, ROOM) for name in SEARCHERS if name not in ["none", *SEARCHES_BY_VALUE]]
 
 
-@pytest.mark.parametrize(("group", "name"), CASES)
-def test_a_client_queues_its_update_without_reading_a_value(plan, waits, monkeypatch, group, name):
+@pytest.mark.parametrize(("group", "name", "room"), [*CASES, ("mask", "dst", 0)])
+def test_a_client_queues_its_update_without_reading_a_value(plan, waits, monkeypatch, group, name, room):
+    """And a mask that was made on the device is not sent there again, if there is room for it."""
     run = build(plan(f"{group}={name}", *SMALL, *MORE.get(name, ()), "faults.norm_bound=1"))
     runner, state = on_meta(run)
+    runner = replace(runner, room=Room(room))
     searcher = run.runner.method.searcher if run.runner.method.uses_mask else None
 
     space, network = runner.setup.space, runner.setup.network
@@ -126,6 +130,13 @@ def test_a_client_queues_its_update_without_reading_a_value(plan, waits, monkeyp
             for tensor in tensors
         ]
 
+    uploads: list[torch.Tensor] = []
+
+    def sent(bits: torch.Tensor, device: torch.device) -> torch.Tensor:
+        uploads.extend([bits] if bits.device.type == "cpu" else [])
+        return transfers.sent(bits, device)
+
+    monkeypatch.setattr(packed_mask, "sent", sent)
     monkeypatch.setattr(transfers, "read_together", read)
     server = Server(runner.method, runner.setup, 4)
     for round in range(2):
@@ -134,7 +145,12 @@ def test_a_client_queues_its_update_without_reading_a_value(plan, waits, monkeyp
         assert isinstance(result, CompletedUpdate), result
         assert result.update.state is not None
         mask = result.update.state.mask
-        assert mask is None or mask.bits.device.type == "cpu"
+        known = job.state.mask
+        if mask is not None and known is not None:
+            assert mask.bits.device.type == "cpu"
+            made = mask is not known
+            assert (mask.resident is not None) == (known.resident is not None or made and room > 0)
+            assert known.resident is None or not any(bits is known.bits for bits in uploads)
         state.remember(0, result.update)
     assert len(waits) == 2 and max(waits) <= MAY_WAIT.get(name, 0)
     assert any(waits) == (name in MAY_WAIT)

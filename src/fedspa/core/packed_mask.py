@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,11 @@ class PackedMask:
     """uint8 [ceil(length / 8)]; the bits past `length` are zero. They are on the device of the packed mask, and on the
     CPU in the state of a client with a completed update."""
     length: int
+    resident: torch.Tensor | None = None
+    """The same bits on the device of the run, for a mask on the CPU that was made there. They stay in this process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedMask, (self.bits, self.length)
 
     @classmethod
     def pack(cls, mask: torch.Tensor) -> PackedMask:
@@ -51,7 +57,8 @@ class PackedMask:
         The mask is a float tensor, because multiplying by it is many times faster than indexing by a boolean mask.
         """
         if like.device.type != "cpu":
-            return unpacked_by_shifts(sent(self.bits, like.device), self.length).to(like.dtype)
+            bits = self.bits if self.resident is None else self.resident
+            return unpacked_by_shifts(sent(bits, like.device), self.length).to(like.dtype)
         return torch.from_numpy(np.unpackbits(self.bits.cpu().numpy(), count=self.length)).to(like.dtype)
 
     def __or__(self, other: PackedMask) -> PackedMask:

@@ -39,6 +39,24 @@ class ClientStates(UserDict[int, ClientState]):
         return self._shelf.file.used
 
 
+class Room:
+    """A number of bytes, which items take as long as something refers to them."""
+
+    def __init__(self, size: float) -> None:
+        self._free = size
+
+    def takes(self, item: object, size: int) -> bool:
+        """Take the bytes of an item if as many are free. Returns False if not."""
+        if size > self._free:
+            return False
+        self._free -= size
+        finalize(item, self._release, size).atexit = False
+        return True
+
+    def _release(self, size: int) -> None:
+        self._free += size
+
+
 class InFile:
     """An item in the file, which is read at each use. Its place is free again once nothing refers to this object."""
 
@@ -63,7 +81,7 @@ class _Shelf:
     """Stores items as long as something refers to them. An item that several clients share is stored once."""
 
     def __init__(self, memory: float) -> None:
-        self._room, self.file = memory, _TemporaryFile()
+        self._room, self.file = Room(memory), _TemporaryFile()
         self._kept: WeakValueDictionary[int, Item | InFile] = WeakValueDictionary()
         """The item or its copy in the file, by the id of the item."""
 
@@ -74,18 +92,13 @@ class _Shelf:
         if (kept := self._kept.get(id(item))) is not None:
             return kept
         values, length = (item.bits, item.length) if isinstance(item, PackedMask) else (item, None)
-        if values.nbytes <= self._room:
-            self._room -= values.nbytes
-            finalize(item, self._make_room, values.nbytes).atexit = False
+        if self._room.takes(item, values.nbytes):
             kept = item
         else:
             kept = InFile(self.file, values, length)
             finalize(item, self._kept.pop, id(item), None).atexit = False
         self._kept[id(item)] = kept
         return kept
-
-    def _make_room(self, size: int) -> None:
-        self._room += size
 
 
 class _TemporaryFile:

@@ -13,12 +13,14 @@ import torch
 from fedspa.core.client import Mixture
 from fedspa.core.client_state import ClientState
 from fedspa.core.records import Spread
-from fedspa.core.transfers import read_together
+from fedspa.core.transfers import read_together, sent
 from fedspa.data.examples import Examples
 from fedspa.federated.scores import ClientScores, Kept
 from fedspa.metrics.base import Metric
 from fedspa.training.base import Engine
 
+RESIDENT_ROWS = 2**24
+"""The largest number of test rows of all clients that stay on a GPU: 134 MB."""
 Scores = dict[str, np.ndarray]
 """The scores by metric: float64, one for each requested client, in their order."""
 
@@ -43,8 +45,8 @@ class PredictionBatch:
     model: Model
     evaluator: int
     """The index of the evaluator with the examples."""
-    rows: np.ndarray
-    """int64 [n], at most a batch."""
+    rows: torch.Tensor
+    """int64 [n], at most a batch, on the device of the examples."""
 
 
 class Evaluator:
@@ -70,6 +72,13 @@ class Evaluator:
         """
         self._examples, self.metrics = examples, metrics
         self._rows, self._classes, self._batch_size = rows, classes, batch_size
+        self._resident: torch.Tensor | None = None
+        if examples.device.type != "cpu" and examples.in_memory:
+            of_clients = [self.union([client]) for client in range(len(rows))]
+            self._firsts = np.cumsum([0, *map(len, of_clients)])
+            if self._firsts[-1] <= RESIDENT_ROWS:
+                # Uploaded now, because lanes may read them side by side later.
+                self._resident = sent(torch.from_numpy(np.concatenate(of_clients)), examples.device)
 
     @property
     def of_numbers(self) -> bool:
@@ -80,14 +89,19 @@ class Evaluator:
         """The number of test examples of each of these clients: int64 [n]."""
         return np.array([len(self._rows[client]) for client in clients], np.int64)
 
-    def batches(self, clients: Sequence[int]) -> list[np.ndarray]:
-        """The examples of clients, each once and in order, cut into batches: int64 [n] each."""
-        union = self.union(clients)
-        return np.split(union, range(self._batch_size, len(union), self._batch_size))
+    def batches(self, clients: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """The examples of clients, each once and in order, cut into batches: int64 [n] each, on their device."""
+        return self.rows_of(clients).split(self._batch_size)
 
-    def predict(self, engine: Engine, model: torch.Tensor | Mixture, rows: np.ndarray) -> torch.Tensor:
+    def rows_of(self, clients: Sequence[int]) -> torch.Tensor:
+        """The examples of clients, each once and in order: int64 [n], on the device of the examples."""
+        if self._resident is not None and len(clients) == 1:
+            return self._resident[slice(*self._firsts[clients[0] : clients[0] + 2])]
+        return sent(torch.from_numpy(self.union(clients)), self._examples.device)
+
+    def predict(self, engine: Engine, model: torch.Tensor | Mixture, rows: torch.Tensor) -> torch.Tensor:
         """A model's [total] predictions for `rows` (int64 [n]): classes, int64 [n], or numbers, float [n, K]."""
-        return engine.predict(model, self._examples, torch.from_numpy(rows), self._batch_size)
+        return engine.predict(model, self._examples, rows, self._batch_size)
 
     def score(self, predictions: Iterable[tuple[Sequence[int], torch.Tensor]]) -> Scores:
         """The scores of the clients of each model, from its predictions for all their `batches`, on the CPU."""
@@ -116,7 +130,7 @@ class Evaluator:
         }
 
     def union(self, clients: Sequence[int]) -> np.ndarray:
-        """The examples of clients, each once and in order: int64 [n]."""
+        """The examples of clients, each once and in order: int64 [n] on the CPU."""
         return np.unique(np.concatenate([self._rows[client] for client in clients]))
 
 
@@ -124,7 +138,7 @@ def predict_all(
     evaluators: Iterable[Evaluator], engine: Engine, weights: torch.Tensor, clients: Sequence[int]
 ) -> list[torch.Tensor]:
     """A model's [total] predictions on every set of examples, for all rows of `clients`."""
-    return [evaluator.predict(engine, weights, evaluator.union(clients)) for evaluator in evaluators]
+    return [evaluator.predict(engine, weights, evaluator.rows_of(clients)) for evaluator in evaluators]
 
 
 def scored(

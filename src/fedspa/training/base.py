@@ -104,7 +104,7 @@ class Engine(Protocol):
         Args:
             weights: [total], or a mixture of two models. Read only.
             examples: the set that the rows belong to.
-            rows: int64 [n] on the CPU: at least one example.
+            rows: int64 [n] on the CPU or the device: at least one example.
             batch_size: the largest number of examples in one forward pass.
         """
 
