@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,12 @@ def written(value: object) -> str:
 
 FEW = 8
 """The largest number of valid names that an error sentence lists."""
+
+
+def listed(items: Sequence[object], word: str = "and") -> str:
+    """`a, b and c`, or with another word."""
+    *others, last = map(str, items)
+    return f"{', '.join(others)} {word} {last}" if others else last
 
 
 def nearest(word: str, options: Iterable[str]) -> str:

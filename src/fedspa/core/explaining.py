@@ -23,7 +23,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from fedspa.core.errors import UserError, nearest, written
+from fedspa.core.errors import UserError, listed, nearest, written
 from fedspa.core.paths import config_dir
 
 REASONS = {
@@ -147,18 +147,14 @@ def _unknown(
     )
     same = sorted(place for place, name in places.items() if name == key and place != where)
     if same:
-        return UserError(f"{where} is not a setting: did you mean {_either(same)}?")
+        return UserError(f"{where} is not a setting: did you mean {listed(same, 'or')}?")
     if error.full_key == error.key and not group:  # groups can be chosen, though not all are keys
         valid |= {"sweep", *groups}
         if not get_close_matches(key.lower(), valid, cutoff=0.7):
             alike = get_close_matches(key.lower(), set(places.values()), n=1, cutoff=0.7)
             if same := sorted(place for place, name in places.items() if name in alike):
-                return UserError(f"{where} is not a setting: did you mean {_either(same)}?")
+                return UserError(f"{where} is not a setting: did you mean {listed(same, 'or')}?")
     return UserError(f"{where} is not a setting: {nearest(key, valid)}.")
-
-
-def _either(names: list[str]) -> str:
-    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _names(config: Mapping[str, Any] | None, prefix: str = "") -> Iterator[str]:

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from fedspa.core import names
+from fedspa.core.errors import listed
 from fedspa.report import masks
-from fedspa.report.labels import listed, slug
+from fedspa.report.labels import slug
 from fedspa.report.panels import PANELS_A_LINE, Look, Picture, legend, looks, panels
 from fedspa.report.study import Row, Setting, Study
 from fedspa.report.tables import CURVES, metric_text, traffic_unit
