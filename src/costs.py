@@ -1,4 +1,4 @@
-"""Tell what a run would cost in FLOPs and traffic; nothing is trained, and no data is loaded.
+"""Tell what a run would cost in FLOPs and traffic; nothing is trained.
 
     python src/costs.py experiment=cifar10_iid sparsity=0.5               as tables
     python src/costs.py experiment=cifar10_iid sparsity=0.5 format=json   as JSON and nothing else
