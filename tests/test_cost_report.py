@@ -17,8 +17,10 @@ from fedspa.core.errors import UserError
 from fedspa.planning.cost_report import CostReport
 from fedspa.runs.assembly import build
 from fedspa.runs.experiment import run
+from fedspa.runs.memory import keep_freed_memory
 
 torch.set_num_threads(1)
+keep_freed_memory()
 
 COMMAND = Path(__file__).parents[1] / "src" / "costs.py"
 MAIN_TABLE = {  # experiment: traffic in GB and FLOPs in 1e14 of each method, as the paper prints them
