@@ -18,6 +18,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterator
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -70,8 +71,15 @@ def _answer(check: Check, options: Options, sender: Connection) -> None:
     except Wrong as error:
         found = {"passed": False, "reason": str(error), **error.facts}
     except Exception as error:  # any error makes this one check fail
-        found = {"passed": False, "reason": f"{type(error).__name__}: {error}"}
+        found = {"passed": False, "reason": "; from ".join(_history(error))}
     sender.send(found)
+
+
+def _history(error: BaseException | None) -> Iterator[str]:
+    """An error and those it came from: the last one of a failed capture does not say what went wrong."""
+    while error is not None:
+        yield f"{type(error).__name__}: {error}"[:500]
+        error = error.__cause__ or error.__context__
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Tell what a run would cost in FLOPs and traffic; nothing is trained, and no data is loaded.
+"""Tell what a run would cost in FLOPs and traffic; nothing is trained.
 
     python src/costs.py experiment=cifar10_iid sparsity=0.5               as tables
     python src/costs.py experiment=cifar10_iid sparsity=0.5 format=json   as JSON and nothing else
@@ -41,7 +41,9 @@ def costs(plan: Plan, folder: Path) -> None:
 
     from fedspa.planning.cost_report import CostReport
     from fedspa.planning.cost_tables import show
+    from fedspa.runs.memory import keep_freed_memory
 
+    keep_freed_memory()  # updates of full size are counted one after another
     report = CostReport.of(plan)
     assert isinstance(plan.settings, CostConfig)
     if plan.settings.format == "json":

@@ -158,7 +158,10 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
         ("training.lr=nan", "training.lr=nan is not a finite number: it must be more than 0."),
         ("hardware.precision=null", "hardware.precision=null is not a text."),
         ("partition.gamma=null", "partition.gamma=null is not a number."),
-        ("partition.gamma=[1,2]", "partition.gamma=[1,2] is not a number."),
+        (
+            "partition.gamma=[1,2]",
+            "partition.gamma=[1,2] is not a number: on the command line, -m partition.gamma=a,b ",
+        ),
         ("dataset.mean=0.5", "dataset.mean=0.5 is not a list"),
         ("dataset.augmentation=flip", "dataset.augmentation=flip is no section: set what is in it, as in"),
         ("eval.targets=[[70]]", "eval.targets=[[70]] is not a plain list"),

@@ -73,15 +73,27 @@ def test_without_cifar10_its_part_does_not_pass():
     assert all("--cifar10" in line["reason"] and not line["passed"] for line in lines)
 
 
+def again() -> None:
+    """Fails while another error is handled, as the end of a capture does."""
+    try:
+        _ = 1 // 0
+    finally:
+        raise ValueError("it ended")
+
+
 @pytest.mark.parametrize(
     ("work", "reason"),
     [
         (lambda options: require(False, "a wrong value", value=3), "a wrong value"),
         (lambda options: {"value": 1 // 0}, "ZeroDivisionError: integer division or modulo by zero"),
+        (
+            lambda options: again(),
+            "ValueError: it ended; from ZeroDivisionError: integer division or modulo by zero",
+        ),
         (lambda options: sys.exit(3), "its process ended with exit code 3"),
         (lambda options: time.sleep(60), "no result within 0.5 s"),
     ],
-    ids=["wrong", "error", "end", "deadline"],
+    ids=["wrong", "error", "errors", "end", "deadline"],
 )
 def test_a_check_that_fails_is_one_line(work, reason):
     line = gpu_check.outcome(Check("right", "it", 0.5 if "within" in reason else 60, work), Options())

@@ -24,6 +24,10 @@ PRESETS = {
     "fedyogi": ("method=fedavg", "server_optimizer=yogi"),
     "fedadagrad": ("method=fedavg", "server_optimizer=adagrad"),
     "fedspa_head": ("method=fedspa", "personal_layers=head"),
+    "fedspa_plus": (
+        *("method=fedspa", "personal_layers=head", "method.weighting=samples"),
+        *("method.normaliser=holders", "server_optimizer.momentum=0.5"),
+    ),
 }
 
 
@@ -37,7 +41,7 @@ def test_a_preset_is_its_parts(plan, tmp_path, preset):
     results = [name for name in same if name.startswith(("final/accuracy/", "cost/"))]
     assert len(results) > 10 and all(summary[name] == same[name] for name in results)
     plain = run(plan("method=fedavg", *SMALL), tmp_path / "plain")
-    if preset == "fedspa_head":
+    if preset.startswith("fedspa_"):
         return
     fedavg = load_file(tmp_path / "plain" / "weights.safetensors")
     assert any(name not in weights or not torch.equal(weights[name], fedavg[name]) for name in fedavg)
@@ -55,7 +59,7 @@ def test_a_part_of_a_preset_can_be_changed(plan):
     ("words", "parts"),
     [
         (("method=fedper", "model=vgg11", "theory.every=2"), ["theory.every=2"]),
-        (("method=fedper", "personal_layers=[head,nosuch.*]"), ["personal_layers=nosuch.*", "fc.weight"]),
+        (("method=fedper", "personal_layers=[head,nosuch.*]"), ["personal_layers=nosuch.*", "conv1.weight"]),
     ],
 )
 def test_what_cannot_be_combined_is_refused_before_training(plan, tmp_path, words, parts):

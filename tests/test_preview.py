@@ -36,7 +36,7 @@ def test_the_command_tells_it_before_the_costs_and_runs_nothing(plan, tmp_path, 
 
 
 def test_sizes_that_only_a_run_knows_are_means(plan):
-    assert "about 69 to 70 training images each" in preview(plan("experiment=digits_study"))
+    assert "on average 70 training images each" in preview(plan("experiment=digits_study"))
 
 
 def test_memory_of_images_is_that_of_the_loaded_ones(plan):

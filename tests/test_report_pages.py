@@ -81,6 +81,7 @@ def test_the_main_table_shows_every_kind_and_what_is_missing(small: Study) -> No
         + ["72.0 \u00b1 2.0", "\u2013", "81.0 \u00b1 0.0", "6.0", "4.0"],
     }
     assert "local: a client\u2019s weights right after its last training" in table.caption
+    assert "FLOPs are counted in 1e9 operations." in table.caption
 
 
 def test_what_fine_tuning_cost_has_a_column_where_runs_were_fine_tuned(small: Study, tmp_path: Path) -> None:
@@ -194,6 +195,7 @@ def test_wall_time_of_a_client_update(small: Study) -> None:
         "FedSpa (DST)": ["missing", "0.200", "0.050"],
         "FedAvg": ["0.200 [1 seed]", "0.200", "\u2013"],
     }
+    assert "Sub-FedAvg" not in table.caption
 
 
 def test_units_are_the_papers_where_costs_are_so_large() -> None:

@@ -112,23 +112,30 @@ def test_every_way_to_run_out_is_known() -> None:
     assert not ran_out(OSError(errno.ENOSPC, "No space left on device"))
 
 
+ON_GPU = f"The GPU has too little memory ({CUDA[:-1]}): lower training.batch_size=32, eval.batch_size=500"
+
+
 @pytest.mark.parametrize(
-    ("error", "sentence"),
+    ("error", "words", "sentence"),
     [
         (
             torch.OutOfMemoryError(CUDA),
-            f"The GPU has too little memory ({CUDA[:-1]}): lower training.batch_size=32, eval.batch_size=500, or "
-            "use a narrower hardware.precision=32-true, such as bf16-mixed.",
+            [],
+            f"{ON_GPU}, or use engine.lanes=1, or use hardware.precision=bf16-mixed instead of 32-true.",
         ),
+        (torch.OutOfMemoryError(CUDA), ["engine=eager", "hardware.precision=bf16-mixed"], f"{ON_GPU}."),
         (
             MemoryError(),
+            [],
             "There is too little memory (MemoryError): lower training.batch_size=32, eval.batch_size=500 or "
             "hardware.workers=3.",
         ),
     ],
 )
-def test_it_is_said_what_to_lower(plan: Callable[..., Plan], error: Exception, sentence: str) -> None:
-    asked = plan("logger=none", "hardware.workers=3", "training.batch_size=32")
+def test_it_is_said_what_to_lower(
+    plan: Callable[..., Plan], error: Exception, words: list[str], sentence: str
+) -> None:
+    asked = plan("logger=none", "hardware.workers=3", "training.batch_size=32", *words)
     with pytest.raises(UserError) as told, explains_memory(asked):
         raise error
     assert str(told.value) == sentence

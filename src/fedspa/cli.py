@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from fedspa.config.composing import parsed
+from fedspa.config.composing import parsed, several_values
 from fedspa.config.plan import Plan, check
 from fedspa.config.recorded import KEYS, repeating
 from fedspa.config.schema import register
@@ -230,8 +230,7 @@ def explain_hydra(error: Exception) -> UserError:
     elif text.startswith("invalid literal for int()"):  # OmegaConf's error does not name the setting
         mistake = no_item(text.split("'")[1])
     elif text.startswith(("Ambiguous value", "Sweep parameters")):
-        override = text.split("'")[1]
-        mistake = UserError(f"{override} is several values: add -m to run each, or write a list as [a,b].")
+        mistake = several_values(text.split("'")[1], "add -m to run each")
     else:
         mistake = UserError(f"{text.partition(' full_key:')[0].rstrip('.')}.")
     mistake.__cause__ = error

@@ -27,6 +27,8 @@ SHORT = {
 }
 """Settings that an argument may set without their section: lr=0.1 is training={"lr": 0.1}."""
 del SHORT["clients"]  # the clients of the user's own data
+FOLDER = "hydra.run.dir"
+"""The command line's name of the argument folder."""
 OBJECTS = ("model", "method", "mask", "layer_sparsity", "server_optimizer")
 """Groups of the config that accept an object of the user."""
 
@@ -127,7 +129,7 @@ def in_python(names: Collection[str]) -> Iterator[None]:
         if "rounds" in names:
             text = re.sub(r"\bfederation\.clients=(\d+)", r"\1 clients", text)
         for name in names:
-            text = re.sub(rf"\b{re.escape(SHORT[name])}\b", name, text)
+            text = re.sub(rf"\b{re.escape(SHORT.get(name, FOLDER))}\b", name, text)
         if text == str(error):
             raise
         for word, value in {"true": True, "false": False, "null": None}.items():

@@ -165,7 +165,7 @@ class Federation:
         from fedspa.runs import experiment
 
         with ExitStack() as stack:
-            stack.enter_context(in_python(self._shortened))
+            stack.enter_context(in_python({*self._shortened, "folder"}))
             own = stack.enter_context(_own_folder(self._wanted_folder, self._default_folder))
             found = place(self._plan, own, given=self._wanted_folder is not None)
             self.folder = found.folder
@@ -260,16 +260,11 @@ def _own_folder(wanted: Path | None, default: Path) -> Iterator[Path]:
                 own.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(error) from error
-        try:
-            yield own
-        except OSError as error:
-            if error.errno not in UNWRITABLE:
-                raise
-            raise unwritable(error) from error
-    except UserError as error:  # the command line's name of the folder
-        if "hydra.run.dir" not in str(error):
+        yield own
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
             raise
-        raise UserError(str(error).replace("hydra.run.dir", "folder")) from error
+        raise unwritable(error) from error
     finally:
         with suppress(OSError):
             if not there:

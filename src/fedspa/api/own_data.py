@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedspa.api.own_arrays import array_set, as_array, check_alike
 from fedspa.core.errors import UserError, check_range
 from fedspa.core.randomness import numpy_generator
 from fedspa.data.sets import ArraySet, Data, held_out_count
@@ -112,7 +113,7 @@ def own_data(
     for name, value in {**fractions, "test_fraction": fraction}.items():
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
             raise UserError(f"{name}={value!r} is no number: it must be a share, less than 1.")
-    train_set = _array_set("data", data)
+    train_set = array_set("data", data)
     if clients is None:
         raise UserError(
             "clients is missing: the client of each row of data, or a list of each client's rows."
@@ -129,8 +130,8 @@ def own_data(
     else:
         if test_fraction is not None:
             raise UserError("test_fraction holds out test rows of data, but test has them: leave one out.")
-        test_set = _array_set("test", test)
-        _check_alike(train_set, test_set)
+        test_set = array_set("test", test)
+        check_alike(train_set, test_set)
         held_out = [np.arange(len(test_set))] * len(train)
         if test_clients is not None:
             held_out = _test_rows(test_clients, names, len(train), len(test_set))
@@ -148,84 +149,6 @@ def own_data(
     return source, OwnRows(name="own", assignment=Assignment(train, held_out, tuple(map(str, names))))
 
 
-def _array_set(where: str, pair: Any) -> ArraySet:
-    """Arrays or tensors as examples. Raises `UserError` if they cannot be trained on. `where`: the argument's name."""
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise UserError(
-            f"{where} must be a pair (inputs, targets) of arrays or tensors, each with a row an example."
-        )
-    inputs, targets = (
-        _tensor(f"{name} of {where}", v) for name, v in zip(("inputs", "targets"), pair, strict=True)
-    )
-    if len(inputs) != len(targets) or not len(inputs):
-        raise UserError(
-            f"{where} has {len(inputs)} rows of inputs and {len(targets)} targets: it needs a target for each row, "
-            "and one row at least."
-        )
-    for name, tensor in (("inputs", inputs), ("targets", targets)):
-        if tensor.is_floating_point() and len(bad := (~tensor.flatten(1).isfinite().all(1)).nonzero()):
-            raise UserError(
-                f"{name} of {where} have a value that is not finite in row {int(bad[0])} (from 0), and {len(bad)} such "
-                "rows in all: leave them out, or fill them in."
-            )
-    if inputs.dtype == torch.uint8 and inputs.ndim != 4:
-        inputs = inputs.float() / 255
-    if targets.is_floating_point():
-        return ArraySet(inputs, targets.flatten(1))
-    if targets.numel() != len(targets):
-        raise UserError(
-            f"targets of {where} are integers of shape {list(targets.shape)}: classes are [{len(targets)}], and "
-            "numbers to predict are floats."
-        )
-    if int(targets.min()) < 0:
-        raise UserError(f"targets of {where} have class {int(targets.min())}: classes are counted from 0.")
-    return ArraySet(inputs, targets.flatten().long())
-
-
-def _tensor(where: str, values: Any) -> torch.Tensor:
-    """A tensor on the CPU, [N, ...] with at least two dimensions: floats, int64 or uint8."""
-    if isinstance(values, torch.Tensor) and values.dtype == torch.bfloat16:
-        values = values.float()  # NumPy has no bfloat16
-    array = _array(where, values)
-    if array.dtype.kind not in "biuf":
-        raise UserError(
-            f"{where} have dtype {array.dtype}: they must be numbers, as np.unique(names, return_inverse=True)[1] "
-            "makes of names."
-        )
-    if array.ndim == 0:
-        raise UserError(f"{where} are one number: they must be rows of numbers.")
-    if array.dtype.kind == "f":
-        kind = "f8" if array.itemsize > 8 else array.dtype.str
-    else:
-        kind = "u1" if array.dtype == np.uint8 else "i8"
-    tensor = torch.from_numpy(np.array(array, dtype=kind))
-    return tensor.reshape(len(tensor), *(tensor.shape[1:] or (1,)))
-
-
-def _array(where: str, values: Any) -> np.ndarray:
-    """Lists, arrays and dense tensors as an array. Raises `UserError` for what cannot be one."""
-    try:
-        return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"{where} cannot be made an array: lists must have equal lengths, and tensors must be dense."
-        ) from error
-
-
-def _check_alike(train: ArraySet, test: ArraySet) -> None:
-    """Raise `UserError` unless test and training set have the same kind of inputs and targets."""
-    for name in ("inputs", "targets"):
-        one, other = getattr(train, name), getattr(test, name)
-        kinds = one.is_floating_point() == other.is_floating_point() and (one.dtype == torch.uint8) == (
-            other.dtype == torch.uint8
-        )
-        if not kinds or one.shape[1:] != other.shape[1:]:
-            shown = [f"{str(t.dtype).removeprefix('torch.')} {['N', *t.shape[1:]]}" for t in (one, other)]
-            raise UserError(
-                f"{name} of test are {shown[1]}, but those of data are {shown[0]}: they must be alike."
-            )
-
-
 def _rows(where: str, given: Any, count: int) -> tuple[list[np.ndarray], list[Any]]:
     """The sorted int64 rows of each client, and the clients' names.
 
@@ -233,7 +156,7 @@ def _rows(where: str, given: Any, count: int) -> tuple[list[np.ndarray], list[An
         given: a client for each of `count` rows, or a list of each client's rows.
     """
     if not _is_list_of_rows(given):
-        ids = _array(where, given)
+        ids = as_array(where, given)
         if ids.shape != (count,):
             raise UserError(
                 f"{where} has shape {list(ids.shape)}, but there are {count} rows: it must name the client of each."
@@ -248,7 +171,7 @@ def _rows(where: str, given: Any, count: int) -> tuple[list[np.ndarray], list[An
             raise UserError(f"{where} must name the client of each row by a number or a text.") from error
         order = np.argsort(number, kind="stable")
         return np.split(order, np.cumsum(np.bincount(number))[:-1]), names.tolist()
-    rows = [_array(where, part) for part in given]
+    rows = [as_array(where, part) for part in given]
     for client, part in enumerate(rows):
         if part.ndim == 1 and not len(part):
             raise UserError(f"{where}: client {client} has no rows.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,14 +90,22 @@ def _check(words: Sequence[str], nodes: Mapping[str, Any]) -> None:
         if section in ELSEWHERE:
             raise UserError(f"{override.input_line} sets {section}, {ELSEWHERE[section]}.")
         if override.is_sweep_override():
-            raise UserError(
-                f"{override.input_line} is several values: call fedspa.run once for each, or write a list as [a,b]."
-            )
+            raise several_values(str(override.input_line), "call fedspa.run once for each")
         if section in nodes:
             raise UserError(f"{key} has no effect beside an own {section}: leave it out.")
         if key in seen:
             raise UserError(f"{key} is set twice: leave one out.")
         seen.add(key)
+
+
+def several_values(word: str, remedy: str) -> UserError:
+    """The sentence about a word that gives one run several values, perhaps by a comma for a decimal point."""
+    key, _, values = word.partition("=")
+    usual = OmegaConf.select(composed([])[0], key.lstrip("+"))
+    if isinstance(usual, float) and re.fullmatch(r"-?\d+,\d+", values):
+        return UserError(f"{word} is two values: did you mean {values.replace(',', '.')}? (or {remedy})")
+    no_list = isinstance(usual, bool | int | float)
+    return UserError(f"{word} is several values: {remedy}{'' if no_list else ', or write a list as [a,b]'}.")
 
 
 @contextmanager

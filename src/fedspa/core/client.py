@@ -190,7 +190,7 @@ class Client(Protocol):
             batches: draws the order of the rows; set it if one training continues another.
             personal: True for a personal model that is trained beside the model whose update is sent.
             public: True to train on the public rows, which all clients have, in place of the client's own.
-            others: further tensors for a method's own step (`Method.training_module`), by name. The step may change
+            others: further tensors for a method's own step (`Method.training_class`), by name. The step may change
                 copies of them, which are returned.
             further_passes: forward passes of such a step for each sample, beside those of plain training, which
                 are 3 (a backward pass counts as 2). They are charged.

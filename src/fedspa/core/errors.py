@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -47,8 +47,14 @@ FEW = 8
 """The largest number of valid names that an error sentence lists."""
 
 
+def listed(items: Sequence[object], word: str = "and") -> str:
+    """`a, b and c`, or with another word."""
+    *others, last = map(str, items)
+    return f"{', '.join(others)} {word} {last}" if others else last
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
-    """The tail of an error sentence: the nearest valid names, or all of them if they are few.
+    """The tail of an error sentence: the nearest valid names, and the valid ones, or the first of many.
 
     >>> nearest("dts", ["dst", "none", "rsm"])
     'did you mean dst? (valid: dst, none, rsm)'
@@ -58,14 +64,11 @@ def nearest(word: str, options: Iterable[str]) -> str:
         return "there are none to choose from"
     by_lower = {name.lower(): name for name in names}
     close = [by_lower[name] for name in get_close_matches(word.lower(), by_lower, n=2, cutoff=0.51)]
-    few = len(names) <= FEW
-    if close:
-        valid = f"valid: {', '.join(names)}" if few else f"one of {len(names)} valid names"
-        return f"did you mean {' or '.join(close)}? ({valid})"
+    few, meant = len(names) <= FEW, f"did you mean {' or '.join(close)}?"
     if few:
-        return f"valid are {', '.join(names)}"
-    nearest_three = [by_lower[name] for name in get_close_matches(word.lower(), by_lower, n=3, cutoff=0)]
-    return f"valid are {', '.join(nearest_three)} and {len(names) - 3} others"
+        valid = ", ".join(names)
+        return f"{meant} (valid: {valid})" if close else f"valid are {valid}"
+    return meant if close else f"valid are {', '.join(names[:FEW])} and {len(names) - FEW} others"
 
 
 def check_choice(where: str, value: str, options: Iterable[str]) -> None:

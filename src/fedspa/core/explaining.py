@@ -23,7 +23,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from fedspa.core.errors import UserError, nearest, written
+from fedspa.core.errors import UserError, listed, nearest, written
 from fedspa.core.paths import config_dir
 
 REASONS = {
@@ -120,7 +120,8 @@ def _wanted(error: ValidationError, where: str) -> UserError | None:
         return UserError(f"{given} is no section: set what is in it, as in {where}.<name>=<value>.")
     if get_origin(kind) is list:
         return UserError(f"{given} is not a list, which is written as [a,b].")
-    return UserError(f"{given} is not {KINDS[kind]}.") if kind in KINDS else None
+    several = f": on the command line, -m {where}=a,b runs each value" if isinstance(value, list) else ""
+    return UserError(f"{given} is not {KINDS[kind]}{several}.") if kind in KINDS else None
 
 
 def _type(node: Any, key: Any) -> Any:
@@ -146,18 +147,14 @@ def _unknown(
     )
     same = sorted(place for place, name in places.items() if name == key and place != where)
     if same:
-        return UserError(f"{where} is not a setting: did you mean {_either(same)}?")
+        return UserError(f"{where} is not a setting: did you mean {listed(same, 'or')}?")
     if error.full_key == error.key and not group:  # groups can be chosen, though not all are keys
         valid |= {"sweep", *groups}
         if not get_close_matches(key.lower(), valid, cutoff=0.7):
             alike = get_close_matches(key.lower(), set(places.values()), n=1, cutoff=0.7)
             if same := sorted(place for place, name in places.items() if name in alike):
-                return UserError(f"{where} is not a setting: did you mean {_either(same)}?")
+                return UserError(f"{where} is not a setting: did you mean {listed(same, 'or')}?")
     return UserError(f"{where} is not a setting: {nearest(key, valid)}.")
-
-
-def _either(names: list[str]) -> str:
-    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _names(config: Mapping[str, Any] | None, prefix: str = "") -> Iterator[str]:

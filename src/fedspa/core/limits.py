@@ -23,7 +23,7 @@ def limited(default: Any = MISSING, *, choices: Iterable[str] = (), **limits: An
 
 @dataclass
 class Limited:
-    """A section of the config, or a component. It refuses values outside the limits of its fields.
+    """A section of the config, or a `Component`. It refuses values outside the limits of its fields.
 
     A derived class may give a field another default; the limits stay. A class with a `__post_init__` calls this one.
     """
@@ -38,6 +38,14 @@ class Limited:
                 continue
             for item in value if isinstance(value, list | tuple) else [value]:
                 check(f"{self.section}.{name}".lstrip("."), item)
+
+
+@dataclass(kw_only=True)
+class Component(Limited):
+    """An option of a group of the config, such as a data set or a method."""
+
+    name: str = ""
+    """The name in the config. An object made in Python gets the name of its class."""
 
 
 def _check(kind: type, name: str) -> Callable[[str, Any], None] | None:

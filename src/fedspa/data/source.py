@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedspa.core.errors import UserError, check_range, written
-from fedspa.core.limits import Limited, limited
+from fedspa.core.limits import Component, limited
 from fedspa.data.examples import Arrays, Examples
 from fedspa.data.pixels import Augmentation, MadePixels, Pixels
 from fedspa.data.sets import ArraySet, Data, MadeImages
@@ -22,11 +22,10 @@ SPLITS = ("train", "test")
 
 
 @dataclass(kw_only=True)
-class Source(Limited, ABC):
+class Source(Component, ABC):
     """Examples in a training and a test split. Without `read`, it states facts only."""
 
     section: ClassVar[str] = "dataset"
-    name: str
     classes: int
     """0 where the targets are numbers (a regression)."""
     train_size: int

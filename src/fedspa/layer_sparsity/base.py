@@ -9,16 +9,14 @@ from fractions import Fraction
 from math import floor, prod
 from typing import ClassVar
 
-from fedspa.core.limits import Limited, limited
+from fedspa.core.limits import Component, limited
 
 
 @dataclass(kw_only=True)
-class LayerSparsity(Limited, ABC):
+class LayerSparsity(Component, ABC):
     """A rule that divides a density among tensors. All arithmetic is exact, in Fractions and ints."""
 
     section: ClassVar[str] = "layer_sparsity"
-    name: str = ""
-    """The name in the config. An object made in Python gets the name of its class."""
     mask_scope: str = limited("all", choices=("all", "weights"))
     """The tensors that are masked and make up the budget: all, or weights (tensors of two or more dimensions;
     the others stay dense and do not count)."""

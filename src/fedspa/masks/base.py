@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from fedspa.core.client import Client, Trained
 from fedspa.core.client_state import MASK, ClientState, Item
-from fedspa.core.limits import Limited, limited
+from fedspa.core.limits import Component, limited
 from fedspa.core.packed_mask import PackedMask
 from fedspa.masks.checking import check_mask, refusal
 from fedspa.masks.search_input import SearchInput
@@ -40,12 +40,10 @@ class Fitted:
 
 
 @dataclass(kw_only=True)
-class MaskSearcher(Fitted, Limited, ABC):
+class MaskSearcher(Fitted, Component, ABC):
     """Draws the first masks, and finds the next ones: Next_Masks of the paper's Algorithm 1."""
 
     section: ClassVar[str] = "mask"
-    name: str = ""
-    """The name in the config. An object made in Python gets the name of its class."""
     initial: str = limited("same", choices=("same", "different"))
     """same: all clients start from one random mask; different: each client starts from its own."""
 
@@ -180,9 +178,7 @@ class MaskSearcher(Fitted, Limited, ABC):
         gradient = None
         if self.needs_first_gradient:
             gradient = client.gradient(client.weights, "first_mask_search")
-        with client.timed("search"):
-            search = self._search(client, client.weights, client.weights, gradient, "first_mask")
-            return self._state(client, search, self._found(client, search, first=True))
+        return self._searched(client, client.weights, client.weights, gradient, "first_mask")
 
     def next_state(self, client: Client, start: torch.Tensor, trained: Trained) -> ClientState:
         """The state of a client after training from `start` [total]: the next mask, and the searcher's tensors."""
@@ -191,36 +187,45 @@ class MaskSearcher(Fitted, Limited, ABC):
         gradient = None
         if self.needs_gradient and self.exchanging(client.round):
             gradient = client.gradient(self.gradient_weights(client, trained.weights), "mask_search")
-        with client.timed("search"):
-            search = self._search(client, start, trained.weights, gradient, "regrow")
-            return self._state(client, search, self._found(client, search))
+        return self._searched(client, start, trained.weights, gradient, "regrow")
 
-    def _search(
+    def _searched(
         self,
         client: Client,
         start: torch.Tensor,
         weights: torch.Tensor,
         gradient: torch.Tensor | None,
         purpose: str,
-    ) -> SearchInput:
-        """The input of a search, cut down to the parameters."""
+    ) -> ClientState:
+        """The state of a client after a search, whose input is cut down to the parameters.
+
+        `purpose`: keys the random draws; "first_mask" or "regrow".
+        """
+        import torch
+
         space, trained = client.space.parameters, client.space.trained
         dense = self.receives_dense(client.round) or (client.first and self.searches_first)
-        return SearchInput(
-            space=space,
-            mask=client.mask[:trained],
-            weights=weights[:trained],
-            gradient=gradient if gradient is None else gradient[:trained],
-            round=client.round,
-            generator=client.generator(purpose),
-            counts=client.count(client.mask)[: len(space.names)],
-            start=start[:trained],
-            received=client.weights[:trained] if dense else None,
-            horizon=self.horizon,
-            memory=client.state,
-        )
+        with client.timed("search"):
+            search = SearchInput(
+                space=space,
+                mask=client.mask[:trained],
+                weights=weights[:trained],
+                gradient=gradient if gradient is None else gradient[:trained],
+                round=client.round,
+                generator=client.generator(purpose),
+                counts=client.count(client.mask)[: len(space.names)],
+                start=start[:trained],
+                received=client.weights[:trained] if dense else None,
+                horizon=self.horizon,
+                memory=client.state,
+            )
+            mask = self._found(client, search, first=purpose == "first_mask")
+            memory = self.remember(search, mask)
+            if mask is search.mask:
+                return ClientState(memory, mask=client.state[MASK])
+            return ClientState(memory, mask=PackedMask.pack(torch.cat([mask, client.mask[trained:]])))
 
-    def _found(self, client: Client, search: SearchInput, first: bool = False) -> torch.Tensor:
+    def _found(self, client: Client, search: SearchInput, first: bool) -> torch.Tensor:
         """The checked mask [trained] of `first_mask` or `next_mask`.
 
         Raises `UserError` with the searcher's name if the mask has another form than `search.mask` or breaks the
@@ -237,12 +242,3 @@ class MaskSearcher(Fitted, Limited, ABC):
             may_change = first or (self.searches and self.searching(search.round))
             check_mask(client, title, search, mask, self.counts(search.round), may_change=may_change)
         return mask
-
-    def _state(self, client: Client, search: SearchInput, mask: torch.Tensor) -> ClientState:
-        """The client's state with a mask [trained] from a search."""
-        import torch
-
-        memory = self.remember(search, mask)
-        if mask is search.mask:
-            return ClientState(memory, mask=client.state[MASK])
-        return ClientState(memory, mask=PackedMask.pack(torch.cat([mask, client.mask[len(mask) :]])))

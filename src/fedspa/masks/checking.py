@@ -39,7 +39,11 @@ def check_mask(
         counts = found.tolist()
         if counts != ones.tolist():
             raise refusal(title, search, "a mask with other values than zeros and ones")
-        for name, count, wanted in _compared(space.names, counts, planned):
+        if isinstance(planned, int):
+            compared = [("all tensors", sum(counts), planned)]
+        else:
+            compared = list(zip(space.names, counts, planned or counts, strict=True))
+        for name, count, wanted in compared:
             if count != wanted:
                 raise refusal(
                     title,
@@ -55,15 +59,6 @@ def check_mask(
             )
 
     client.later([space.counts(mask), space.counts(mask == 1), same], check)
-
-
-def _compared(
-    names: Sequence[str], counts: list[int], planned: Sequence[int] | int | None
-) -> list[tuple[str, int, int]]:
-    """Each planned count as name, found count, planned count."""
-    if isinstance(planned, int):
-        return [("all tensors", sum(counts), planned)]
-    return list(zip(names, counts, planned, strict=True)) if planned else []
 
 
 def refusal(title: str, search: SearchInput, what: str) -> UserError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedspa.core.client import Client, ClientUpdate, Initial, Mixture, Peers
 from fedspa.core.client_state import NOTHING, ClientState
-from fedspa.core.limits import Limited, limited
+from fedspa.core.limits import Component, limited
 from fedspa.core.server import Aggregate, ServerState
 from fedspa.core.settings import TrainingSettings
 from fedspa.masks.base import MaskSearcher
@@ -32,12 +32,10 @@ class Parts:
 
 
 @dataclass(kw_only=True)
-class Method(Parts, Limited, ABC):
+class Method(Parts, Component, ABC):
     """A federated method: functions of one client, and of the server."""
 
     section: ClassVar[str] = "method"
-    name: str = ""
-    """The name in the config. An object made in Python gets the name of its class."""
     weighting: str = limited("samples", choices=("uniform", "samples"))
     """a_k: the same for all participants (uniform), or proportional to their training rows (samples)."""
     normaliser: str = limited("participants", choices=("participants", "holders"))

@@ -6,7 +6,6 @@ of each tensor that moved most since the update began become personal.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +16,7 @@ from fedspa.core.client_state import MASK, ClientState
 from fedspa.core.limits import limited
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.server import ServerState
-from fedspa.masks.select import largest
+from fedspa.masks.select import largest, whole
 from fedspa.methods.base import Method
 
 
@@ -62,9 +61,8 @@ class FedSelect(Method):
         for size, count, shared, piece in zip(
             trained.sizes, client.count(client.mask), *vectors, strict=False
         ):
-            # The small slack keeps 0.29 x 100, which is 28.999999999999996 in binary, at 29.
-            room = math.floor(self.most * size + 1e-9) - (size - count)
-            taken = max(min(math.floor(self.rate * count + 1e-9), room), 0)
+            room = whole(self.most * size) - (size - count)
+            taken = max(min(whole(self.rate * count), room), 0)
             pieces.append(shared.masked_fill(largest(piece.masked_fill(shared == 0, -1), taken), 0))
         return torch.cat([*pieces, client.mask[space.trained :]])
 

@@ -46,11 +46,10 @@ class SubFedAvg(PruningMethod):
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
         mask, batches = client.mask, client.generator("batches")
         start = mask * client.weights
-        first = last = client.train(start, epochs=1, mask=mask, batches=batches)
-        if client.training.epochs > 1:
-            epochs = client.training.epochs - 1
-            proximal = Proximal(start, client.training.proximal) if client.training.proximal else None
-            last = client.train(first.weights, epochs=epochs, mask=mask, proximal=proximal, batches=batches)
+        first = client.train(start, epochs=1, mask=mask, batches=batches)
+        epochs = client.training.epochs - 1
+        proximal = Proximal(start, client.training.proximal) if client.training.proximal else None
+        last = client.train(first.weights, epochs=epochs, mask=mask, proximal=proximal, batches=batches)
         with client.timed("search"):
             early, late = (
                 pruned(client.space, mask, client.count(mask), trained.weights, self.prune_rate)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 
 from fedspa.core.errors import UserError
-from fedspa.core.limits import Limited
+from fedspa.core.limits import Component
 from fedspa.core.randomness import numpy_generator
 
 if TYPE_CHECKING:
@@ -31,11 +31,10 @@ class Assignment:
 
 
 @dataclass(kw_only=True)
-class AnyPartition(Limited, ABC):
+class AnyPartition(Component, ABC):
     """Assigns rows to clients."""
 
     section: ClassVar[str] = "partition"
-    name: str
 
     @abstractmethod
     def assign(self, data: Data, clients: int, seed: int) -> Assignment:

@@ -21,21 +21,6 @@ NAME = "partition.json"
 LARGEST = 2**62
 
 
-@dataclass(frozen=True)
-class Given:
-    """The contents of a partition file."""
-
-    train: list[np.ndarray]
-    test: list[np.ndarray] | None
-    names: tuple[str, ...]
-
-    @property
-    def digest(self) -> str:
-        """A hash of all rows: 16 hex digits."""
-        test = "" if self.test is None else partition_hash(self.test)
-        return hashlib.sha256(f"{partition_hash(self.train)} {test}".encode()).hexdigest()[:16]
-
-
 @dataclass(kw_only=True)
 class FilePartition(AnyPartition):
     """The clients of a partition.json as a run writes it: {"train_rows": [[0, 5, 7], [1, 2]]}, one list for each
@@ -52,20 +37,20 @@ class FilePartition(AnyPartition):
     """The hash of the file's rows, read from the file. It is part of the config hash; the path is not."""
 
     def described(self) -> Self:
-        return self if self.digest else replace(self, digest=self._read().digest)
+        return self if self.digest else replace(self, digest=_digest(self._read()))
 
     def assign(self, data: Data, clients: int, seed: int) -> Assignment:
         given = self._read(data)
-        if self.digest and given.digest != self.digest:
-            raise self._error(f"holds other rows ({given.digest}) than partition.digest={self.digest} says")
+        if self.digest and (found := _digest(given)) != self.digest:
+            raise self._error(f"holds other rows ({found}) than partition.digest={self.digest} says")
         if (count := len(given.train)) != clients:
             raise self._error(f"is a partition of {count} clients: set federation.clients={count}")
-        return Assignment(given.train, given.test, given.names)
+        return given
 
     def _error(self, fault: str) -> UserError:
         return UserError(f"partition.path={self.path} {fault}.")
 
-    def _read(self, data: Data | None = None) -> Given:
+    def _read(self, data: Data | None = None) -> Assignment:
         """The file's contents, checked, also against the data if it is given. Raises `UserError`."""
         if not self.path:
             raise UserError(f"partition=file needs partition.path=<{NAME} of a run, or its folder>.")
@@ -97,7 +82,7 @@ class FilePartition(AnyPartition):
                 raise self._error(
                     f"has {name} that are not one for each of the {len(train)} clients in train_rows"
                 )
-        return Given(train, test, tuple(map(str, content.get("names") or [])))
+        return Assignment(train, test, tuple(map(str, content.get("names") or [])))
 
     def _lists(self, key: str, lists: Any, size: int) -> list[np.ndarray]:
         """The sorted rows int64 of each client: whole numbers below `size`, none twice in a list, no list empty."""
@@ -116,3 +101,9 @@ class FilePartition(AnyPartition):
             if times > 1:
                 raise self._error(f"has row {row} twice in {key} of client {client}")
         return [np.sort(np.array(rows, dtype=np.int64)) for rows in lists]
+
+
+def _digest(given: Assignment) -> str:
+    """A hash of all rows: 16 hex digits."""
+    test = "" if given.test is None else partition_hash(given.test)
+    return hashlib.sha256(f"{partition_hash(given.train)} {test}".encode()).hexdigest()[:16]

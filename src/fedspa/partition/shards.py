@@ -8,7 +8,7 @@ import numpy as np
 
 from fedspa.core.errors import UserError
 from fedspa.core.limits import limited
-from fedspa.partition.base import Partition
+from fedspa.partition.base import Partition, deal_classes
 
 
 @dataclass(kw_only=True)
@@ -23,7 +23,7 @@ class Shards(Partition):
     classes_per_client: int = limited(2, low=1)
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        values = np.unique(labels)
+        values, sizes = np.unique(labels, return_counts=True)
         fewest = -(-len(values) // clients)  # so that every class has a client
         if not fewest <= self.classes_per_client <= len(values):
             raise UserError(
@@ -36,9 +36,7 @@ class Shards(Partition):
             order = np.lexsort((rng.random(len(values)), np.array([len(chosen) for chosen in members])))
             for column in order[: self.classes_per_client]:
                 members[column].append(client)
-        rows: list[list[np.ndarray]] = [[] for _ in range(clients)]
-        for value, chosen in zip(values, members, strict=True):
-            shuffled = rng.permutation(np.flatnonzero(labels == value))
-            for client, part in zip(chosen, np.array_split(shuffled, len(chosen)), strict=True):
-                rows[client].append(part)
-        return [np.concatenate(parts) for parts in rows]
+        counts = np.zeros((clients, len(values)), dtype=np.int64)
+        for column, (size, chosen) in enumerate(zip(sizes, members, strict=True)):
+            counts[chosen, column] = [len(part) for part in np.array_split(np.arange(size), len(chosen))]
+        return deal_classes(labels, values, counts, rng)

@@ -25,7 +25,6 @@ from fedspa.planning.counting import (
     SummedCosts,
     Update,
     UpdateCosts,
-    by_tensor,
     costliest,
     most,
     most_mixed,
@@ -111,10 +110,7 @@ class CostReport:
 
     def _changes(self, found: int, round: int) -> bool:
         """True if a client's search in a round changes a mask that was found in an earlier one."""
-        if self.plan.mask is None or not self.plan.method.searching(round):
-            return False
-        changes: bool = self.plan.mask.changes(found, round)
-        return changes
+        return self.plan.method.searching(round) and self.plan.mask.changes(found, round)
 
     def _counts(self, round: int) -> Any:
         """The planned counts of a mask that is found in a round."""
@@ -123,13 +119,11 @@ class CostReport:
 
     def _kind_of(self, round: int) -> Any:
         """A key of rounds in which a search has the same costs. The bits of a new mask are charged."""
-        searcher, sizes = self.plan.mask, self.space.shared.parameters.sizes
+        searcher = self.plan.mask
         if searcher is None:
             return None
-        counts = by_tensor(searcher.counts(round), most_mixed, sizes, self.network)
-        mixed = tuple(0 < count < size for count, size in zip(counts, sizes, strict=True))
-        searching = self.plan.method.searching(round)
-        return searching, searcher.exchanging(round), searcher.receives_dense(round), mixed
+        searching, shape = self.plan.method.searching(round), self._countings[-1].shape(self.network, round)
+        return searching, searcher.exchanging(round), searcher.receives_dense(round), shape
 
     def update(self, update: Update) -> Costs:
         """The costs of one client update, with its encoded bytes."""
@@ -176,9 +170,7 @@ class CostReport:
         """The costs of all updates. Those whose masks have the same full and empty tensors are counted together."""
         alike: dict[Any, Counter[Update]] = defaultdict(Counter)
         for update, times in self.updates.items():
-            known = () if self.plan.mask is None else count.counts(self.network, update.found)
-            shape = tuple((n > 0) + (n == size) for n, size in zip(known, self.network.sizes, strict=False))
-            alike[update._replace(found=-1), shape][update] += times
+            alike[update._replace(found=-1), count.shape(self.network, update.found)][update] += times
         return sum((self._together(count, updates) for updates in alike.values()), Costs())
 
     def _together(self, count: UpdateCosts, updates: Counter[Update]) -> Costs:

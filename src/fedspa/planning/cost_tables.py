@@ -19,6 +19,12 @@ def show(report: CostReport) -> RenderableType:
     updates = show_count(report.updates.total(), "client update")
     title = f"{settings.name}: {updates} in {show_count(settings.federation.rounds, 'round')}"
     notes = [Text(note) for note in report.notes]
+    if report.update(report.last_update) * report.updates.total() != report.total:
+        of_a_search = ", in a round that searches for masks" if report.total.search_flops else ""
+        notes.insert(
+            0,
+            Text(f"An update is one of the largest client{of_a_search}; others of the run may differ."),
+        )
     return Group(Text(title, style="bold"), "", _tensor_table(report), "", _cost_table(report), "", *notes)
 
 

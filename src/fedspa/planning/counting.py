@@ -133,6 +133,13 @@ class UpdateCosts:
         counts = by_tensor(self.method.searcher.counts(round), self.fill or costliest, parameters, network)
         return (*counts, *self.space.running.sizes)
 
+    def shape(self, network: NetworkCosts, round: int) -> tuple[int, ...]:
+        """For each tensor under such a mask: 0, empty; 1, in between; 2, full. () for a method without masks."""
+        if not self.method.uses_mask:
+            return ()
+        counts = zip(self.counts(network, round), network.sizes, strict=True)
+        return tuple((count > 0) + (count == size) for count, size in counts)
+
     def _perform(self, network: NetworkCosts, update: Update) -> tuple[CompletedUpdate, ServerState]:
         """An update, and the server state that it starts from."""
         method: Any = copy.copy(self.method)
@@ -221,30 +228,24 @@ def by_tensor(counts: Counts, fill: Fill, sizes: Sequence[int], network: Network
 
 def costliest(total: int, sizes: Sequence[int], network: NetworkCosts) -> list[int]:
     """The counts with the most FLOPs: tensors whose parameters are used at the most positions come first."""
-    return _filled(total, sizes, sizes, key=lambda i: -network.flops_per_active[i])
+    return _filled(total, (sorted(range(len(sizes)), key=lambda i: -network.flops_per_active[i]), sizes))
 
 
 def most_mixed(total: int, sizes: Sequence[int], network: NetworkCosts) -> list[int]:
     """The counts with the longest mask: as many tensors as possible are neither full nor empty, large ones first."""
-    started = _filled(total, sizes, [min(1, size) for size in sizes], key=lambda i: -sizes[i])
-    room = [size - 1 if begun else 0 for size, begun in zip(sizes, started, strict=True)]
-    rest = _filled(total - sum(started), sizes, [max(left - 1, 0) for left in room], key=lambda i: -sizes[i])
-    counts = [one + more for one, more in zip(started, rest, strict=True)]
-    full = _filled(
-        total - sum(counts),
-        sizes,
-        [s - c for s, c in zip(sizes, counts, strict=True)],
-        key=lambda i: sizes[i],
-    )
-    return [count + more for count, more in zip(counts, full, strict=True)]
+    large = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    one, but_one = ([min(1, size) for size in sizes], [size - 1 for size in sizes])
+    return _filled(total, (large, one), (large, but_one), (large[::-1], sizes))
 
 
-def _filled(total: int, sizes: Sequence[int], limits: Sequence[int], key: Callable[[int], int]) -> list[int]:
-    """Divide a total: in the order of a key each tensor gets as much as its limit allows."""
-    counts = [0] * len(sizes)
-    for i in sorted(range(len(sizes)), key=key):
-        counts[i] = min(limits[i], total)
-        total -= counts[i]
+def _filled(total: int, *stages: tuple[Sequence[int], Sequence[int]]) -> list[int]:
+    """Divide a total. In each stage every tensor, in an order, gets as much as its limit allows."""
+    counts = [0] * len(stages[0][0])
+    for order, limits in stages:
+        for i in order:
+            more = min(max(limits[i] - counts[i], 0), total)
+            counts[i] += more
+            total -= more
     return counts
 
 

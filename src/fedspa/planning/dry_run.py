@@ -40,7 +40,7 @@ def listing(plans: Mapping[str, Plan], finished: Collection[str] = ()) -> str:
     reports: dict[str, CostReport] = {}
     speeds: dict[str, float | None] = {}
     width = max(map(len, plans))
-    lines = [f"{'':<{width}}  {'FLOPs':>9}  {'traffic':>9}  {'time':>8}"]
+    lines = [f"{'':<{width}}  {'FLOPs':>9}  {'traffic':>9}  {'min. time':>9}"]
     total, left, measured = Costs(), [0.0], {}
     for name, plan in plans.items():
         same_costs = _key(plan.resolved | {"seed": 0, "name": "", "partition": {}, "loggers": {}})
@@ -63,8 +63,8 @@ def listing(plans: Mapping[str, Plan], finished: Collection[str] = ()) -> str:
     lines.append("")
     if measured:
         lines += [
-            "Time: dense FLOPs of training, mask search and tests, one run after another, at the speed measured here",
-            f"just now: {', '.join(measured.values())}.",
+            "Time: at least, on an idle machine: dense FLOPs of training, mask search and tests, one after another,",
+            f"at the speed measured here just now: {', '.join(measured.values())}.",
         ]
     remarks = sorted({f"{report.network.remark}." for report in reports.values() if report.network.remark})
     dense = sorted({plan.method.name for plan in plans.values() if plan.method.starts_dense})
@@ -74,7 +74,7 @@ def listing(plans: Mapping[str, Plan], finished: Collection[str] = ()) -> str:
 
 
 def _line(name: str, costs: Costs, time: str) -> str:
-    return f"{name}  {show_flops(costs.flops):>9}  {show_bytes(costs.traffic_bytes):>9}  {time:>8}"
+    return f"{name}  {show_flops(costs.flops):>9}  {show_bytes(costs.traffic_bytes):>9}  {time:>9}"
 
 
 def _key(config: Mapping[str, Any]) -> str:

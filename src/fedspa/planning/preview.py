@@ -9,13 +9,15 @@ from fedspa.planning.cost_report import CostReport
 
 
 def preview(plan: Plan) -> str:
-    """Lines of a name and a few words each. The sizes of clients are equal shares, and mostly approximate."""
+    """Lines of a name and a few words each. The sizes of clients are equal shares, or only an average."""
     report, settings, source, names = CostReport.of(plan), plan.settings, plan.dataset, plan.names
     federation, training, sizes = settings.federation, settings.training, report.client_sizes
     of_classes = "" if source.is_regression else f" in {source.classes} classes"
     total, cores = report.parameters, plan.hardware.cores or usable_cores()
-    shares = f"{min(sizes):,} to {max(sizes):,}" if min(sizes) < max(sizes) else f"{min(sizes):,}"
-    about = "" if names["partition"] == "iid" else "about "
+    if names["partition"] == "iid":
+        shares = f"{min(sizes):,} to {max(sizes):,}" if min(sizes) < max(sizes) else f"{min(sizes):,}"
+    else:  # only the data would tell
+        shares = f"on average {sum(sizes) / len(sizes):,.0f}"
     first = sum(times for (_, first, *_), times in report.updates.items() if first)
     examples = source.rows_in_memory() * source.row_bytes
     vectors = 4 + bool(training.momentum)  # weights, gradient, mask, update
@@ -23,7 +25,7 @@ def preview(plan: Plan) -> str:
     facts = {
         "data": f"{names['dataset']}: {sum(sizes):,} training {source.shape_text}{of_classes}, "
         f"{show_bytes(sum(sizes) * source.row_bytes)}",
-        "clients": f"{federation.clients:,} by partition={names['partition']}, {about}{shares} training "
+        "clients": f"{federation.clients:,} by partition={names['partition']}, {shares} training "
         f"{source.things} each",
         "rounds": f"{federation.rounds:,} of {show_count(federation.clients_per_round, 'client')}: "
         f"{show_count(report.updates.total(), 'client update')}, of which {first:,} are a client's first",

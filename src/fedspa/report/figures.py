@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from fedspa.core import names
+from fedspa.core.errors import listed
 from fedspa.report import masks
-from fedspa.report.labels import listed, slug
+from fedspa.report.labels import slug
 from fedspa.report.panels import PANELS_A_LINE, Look, Picture, legend, looks, panels
 from fedspa.report.study import Row, Setting, Study
 from fedspa.report.tables import CURVES, metric_text, traffic_unit
@@ -50,7 +51,7 @@ def accuracy_by_round(study: Study, setting: Setting) -> Picture | None:
     seeds = f"; {drawn} the seeds {listed(study.seeds)}" if several else ""
     metric = setting.metric
     caption = (
-        f"Mean {metric} over {study.mean_over} of the {listed(kinds)} models, a panel a kind: compare within a "
+        f"Mean {metric} over {study.mean_over} of the {listed(kinds)} models, a panel for each: compare within a "
         f"panel{seeds}."
     )
     return Picture(f"accuracy-{slug(setting.label)}", f"{setting.label}: {metric} by round", caption, figure)
@@ -92,8 +93,8 @@ def accuracy_by_traffic(study: Study, setting: Setting) -> Picture | None:
                 text, (x, height), xytext=(6, -3), textcoords="offset points", color=color, fontsize=8
             )
     caption = (
-        f"Final mean {metric} over {study.mean_over} of the {listed(kinds)} models, a panel a kind, against all bytes "
-        "that the run sent, masks included."
+        f"Final mean {metric} over {study.mean_over} of the {listed(kinds)} models, a panel for each, against all "
+        "bytes that the run sent, masks included."
         + " Numbers are sparsities." * bool(tags)
         + " A small point is one seed." * (len(study.seeds) > 1)
     )
@@ -161,9 +162,10 @@ def mask_overlap(study: Study, setting: Setting) -> Picture | None:
     figure.axes[0].set_ylabel("mask overlap")
     figure.supxlabel(f"label similarity of two clients ({setting.label})", color=INK, fontsize=9)
     caption = (
-        "Each dot is a pair of clients in the first seed: the share of their label distributions that both have, "
-        "against the share of the weights that either mask keeps that both keep, over the tensors that are sparse. "
-        "r is Pearson\u2019s, a value a seed; p is the largest of any seed in Mantel\u2019s test with "
+        "Each dot is a pair of clients in the first seed. Across: how alike their labels are (1: the same share of "
+        "each class; 0: no class in common). Up: how alike their masks are (1: the same weights; 0: no weight in "
+        "common), in sparse tensors. r is Pearson\u2019s, one value for each seed; p is the largest of any seed in "
+        "Mantel\u2019s test with "
         f"{masks.PERMUTATIONS} permutations of the clients. Masks also drift apart with every search, so clients that "
         f"were trained more often are less alike. {'; '.join(map(': '.join, verdicts.items()))}."
     )

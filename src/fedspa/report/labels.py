@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -58,12 +58,6 @@ def partition(name: str, options: Mapping[str, Any]) -> str:
         return PARTITIONS.get(name, name).format(**options)
     except KeyError:
         return name
-
-
-def listed(items: Sequence[object]) -> str:
-    """`a, b and c`."""
-    texts = [str(item) for item in items]
-    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def slug(text: str) -> str:

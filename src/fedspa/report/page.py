@@ -16,12 +16,11 @@ from typing import Any
 import pandas as pd
 
 from fedspa.core import names
-from fedspa.core.errors import written
+from fedspa.core.errors import listed, written
 from fedspa.core.paths import git, project_root
 from fedspa.costs.units import show_count
 from fedspa.report import tables
 from fedspa.report.figures import DRAWN
-from fedspa.report.labels import listed
 from fedspa.report.panels import Picture
 from fedspa.report.paper import paper_tables
 from fedspa.report.runs import varied

@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fedspa.core.errors import listed
 from fedspa.costs.units import show_count
-from fedspa.report.labels import listed
 from fedspa.report.runs import Run
 from fedspa.report.study import Row, Setting, Study
 

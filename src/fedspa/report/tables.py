@@ -69,6 +69,8 @@ def score_tables(study: Study, data: str, settings: list[Setting]) -> Iterator[T
             f"{metric[0].upper()}{metric[1:]} at the end, by kind of model (mean over {study.mean_over}; "
             f"{seeds_text(study)}){', and the costs of a whole run, masks and mask search included' * main}. Best of "
             f"each column in bold. {models}"
+            + f" FLOPs are counted in {flops_unit(largest[names.FLOPS])[1]} operations."
+            * main
         )
         name = f"main-{slug(data)}" if main else f"{slug(metric)}-{slug(data)}"
         yield Table.make(study, name, f"{data}: {metric}{' and costs' * main}", caption, columns)
@@ -113,12 +115,15 @@ def details_table(study: Study) -> Iterator[Table]:
         if any(value(run) not in (None, 1) for run in setting.runs)
     ]
     if columns:
+        pruned = any(row.method == "subfedavg" for row in study.rows)
         caption = (
             "Density: the share of the parameters that are active, as asked for (1 \u2212 sparsity) and measured at "
             "the end in the trained clients\u2019 models: their mean, the sparsest and the densest one. Tensors that "
             "layer_sparsity.mask_scope leaves dense, and counts rounded down, make them differ from what was asked. "
-            "Sub-FedAvg starts dense and prunes towards it. Seconds: wall-clock time of training and of mask search in "
-            f"one client update; compare rows of one machine only. A cell: {seeds_text(study)}."
+            "Seconds: wall-clock time of training and of mask search in one client update; compare rows of one machine "
+            f"only. A cell: {seeds_text(study)}."
+            + " Sub-FedAvg starts dense and prunes towards what was asked."
+            * pruned
         )
         yield Table.make(study, "details", "Density and wall time", caption, columns)
 

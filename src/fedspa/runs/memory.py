@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 
 # Of <malloc.h>.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -17,10 +16,8 @@ def keep_freed_memory() -> bool:
     and more where several processes do so at once. The process then stays as large as its largest step, which
     the next step needs anyway. Only Linux with glibc has this knob.
     """
-    if sys.platform != "linux":
-        return False
     try:
         tune = ctypes.CDLL(None).mallopt
-    except AttributeError:  # another C library
+    except (AttributeError, TypeError):  # another C library, or Windows
         return False
     return bool(tune(M_MMAP_MAX, 0) and tune(M_TRIM_THRESHOLD, 2**31 - 1))

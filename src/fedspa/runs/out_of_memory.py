@@ -28,9 +28,11 @@ def too_little_memory(plan: Plan, error: BaseException) -> str:
         f"training.batch_size={settings.training.batch_size}, eval.batch_size={settings.eval.batch_size}"
     )
     if any(word in str(error) for word in ("CUDA", "HIP", "CUBLAS")):
-        return (
-            f"The GPU has too little memory ({brief(error)}): lower {batches}, or use a narrower "
-            f"hardware.precision={hardware.precision}, such as bf16-mixed."
-        )
+        remedies = [f"lower {batches}"]
+        if plan.engine.name != "eager":
+            remedies.append("use engine.lanes=1")
+        if hardware.precision != "bf16-mixed":
+            remedies.append(f"use hardware.precision=bf16-mixed instead of {hardware.precision}")
+        return f"The GPU has too little memory ({brief(error)}): {', or '.join(remedies)}."
     workers = hardware.workers or "null (one for each core)"
     return f"There is too little memory ({brief(error)}): lower {batches} or hardware.workers={workers}."

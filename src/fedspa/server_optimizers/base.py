@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedspa.core.limits import Limited, limited
+from fedspa.core.limits import Component, limited
 from fedspa.core.server import Aggregate, ServerState
 
 if TYPE_CHECKING:
@@ -15,12 +15,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class ServerOptimizer(Limited, ABC):
+class ServerOptimizer(Component, ABC):
     """Updates the parameters. Running statistics, which follow them, take the plain mean."""
 
     section: ClassVar[str] = "server_optimizer"
-    name: str = ""
-    """The name in the config. An object made in Python gets the name of its class."""
     lr: float = limited(1.0, low=0, low_open=True)
     """The server's learning rate."""
 

@@ -41,6 +41,17 @@ class Job:
         """The name of its folder."""
         return file_name(self.settings or [SINGLE])
 
+    @property
+    def title(self) -> str:
+        """A name for MLflow's narrow column: dst s0.95 seed0. A number has its setting before it."""
+        words = []
+        for text in sorted(self.settings, key=lambda text: text.startswith("seed=")):  # the seed comes last
+            key, _, value = text.partition("=")
+            alone = value[:1].isalpha() and value.lower() not in ("true", "false", "none", "null")
+            setting = "" if alone else "s" if key == "sparsity" else key.rpartition(".")[2]
+            words.append(file_name([setting + value]))
+        return " ".join(words) or SINGLE
+
 
 @dataclass(frozen=True)
 class Study:

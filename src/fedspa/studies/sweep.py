@@ -78,19 +78,24 @@ class Sweeps:
     def run(self, study: Study) -> int:
         """Run the jobs that are not finished, each in its folder root/study/job. Returns their highest exit code.
 
-        Every job is composed before the first one starts. Raises `UserError` if the same study is already running,
-        or if MLflow does not answer.
+        No job starts if the config of any has a mistake. Raises `UserError` if the same study is already running, or if
+        MLflow does not answer.
         """
         folder = self.root / study.name
         print(f"{study.name}: {show_count(len(study.jobs), 'job')}, in {folder}", flush=True)
         jobs = self.planned(study)
+        if mistakes := {
+            job.name: JobFailed(2, str(job.plan)) for job in jobs if isinstance(job.plan, UserError)
+        }:
+            return _exit_code(mistakes, len(jobs), "cannot run, so no job is started")
         plans = {job.name: job.plan for job in jobs if isinstance(job.plan, Plan)}
+        if repeats := _repeats(plans):
+            print(repeats, flush=True)
         if any(plan.settings.dry_run for plan in plans.values()):
             from fedspa.planning.dry_run import listing
 
             print(listing(plans, finished=[job.name for job in finished(jobs)]))
-            mistakes = {job.name: JobFailed(2, str(job.plan)) for job in jobs if job.name not in plans}
-            return _exit_code(mistakes, len(jobs))
+            return 0
         loggers = next((plan.loggers for plan in plans.values()), {})
         with only_one(self.root, study.name), nested_in(study.name, loggers) as parent:
             done = finished(jobs)
@@ -104,9 +109,11 @@ class Sweeps:
             if tables and any(isinstance(logger, Pictures) for logger in loggers.values()):
                 parent.picture = folder / PICTURE
                 save(study_picture(tables[0]), parent.picture)
+            if tables:
+                shown = "\n\n".join(table.to_string(max_colwidth=None) for table in parent.tables)
+                print(f"\n{shown}", flush=True)
         if tables:
-            shown = "\n\n".join(table.to_string(max_colwidth=None) for table in parent.tables)
-            print(f"\n{shown}\n\nReport: {_report_command(folder)}", flush=True)
+            print(f"\nReport: {_report_command(folder)}", flush=True)
         return _exit_code(failures, len(jobs))
 
     def planned(self, study: Study) -> list[PlannedJob]:
@@ -114,7 +121,8 @@ class Sweeps:
         said, jobs = time.monotonic(), list[PlannedJob]()
         for job in study.jobs:
             if time.monotonic() - said > PROGRESS_SECONDS:
-                print(f"{len(jobs)} of {len(study.jobs)} configs are checked.", file=sys.stderr, flush=True)
+                checked = f"{len(jobs)} of {len(study.jobs)}"
+                print(f"Checking the settings of all jobs: {checked} done.", file=sys.stderr, flush=True)
                 said = time.monotonic()
             config = self.compose(job.overrides)
             try:
@@ -150,7 +158,9 @@ class Sweeps:
         """Run the jobs. Returns the failures by job."""
         beside = side_by_side(self.launcher)
         cores = cores_of_a_job(self.launcher, len(todo)) if beside else None
-        overrides = [[*job.job.overrides, *_place(job, cores), *parent.overrides(job.name)] for job in todo]
+        overrides = [
+            [*job.job.overrides, *_place(job, cores), *parent.overrides(job.job.title)] for job in todo
+        ]
         returned: list[JobReturn] = []
         if not beside:
             for number, job in enumerate(todo):
@@ -174,6 +184,17 @@ class Sweeps:
             for job, result in zip(todo, returned, strict=True)
             if result.status is not JobStatus.COMPLETED
         }
+
+
+def _repeats(plans: Mapping[str, Plan]) -> str:
+    """A line on the jobs that give the same result as an earlier one; "" if there are none."""
+    first: dict[str, str] = {}
+    again = {
+        name: one for name, plan in plans.items() if (one := first.setdefault(plan.config_hash, name)) != name
+    }
+    pairs = "; ".join(f"{name} repeats {one}" for name, one in again.items())
+    why = "because no setting in which they differ changes the result"
+    return pairs and f"{len(again)} of {show_count(len(plans), 'job')} repeat another one, {why}: {pairs}."
 
 
 def _report_command(folder: Path) -> str:
@@ -207,12 +228,12 @@ def _failure(result: JobReturn) -> JobFailed:
     return error if isinstance(error, JobFailed) else JobFailed(1, f"{type(error).__name__}: {error}")
 
 
-def _exit_code(failures: Mapping[str, JobFailed], jobs: int) -> int:
+def _exit_code(failures: Mapping[str, JobFailed], jobs: int, what: str = "failed") -> int:
     """The highest exit code of the failures, which are printed as a table."""
     if not failures:
         return 0
     width = max(map(len, failures))
-    print(f"\n{len(failures)} of {show_count(jobs, 'job')} failed:", file=sys.stderr)
+    print(f"\n{len(failures)} of {show_count(jobs, 'job')} {what}:", file=sys.stderr)
     for name, failure in failures.items():
         print(f"  {name:<{width}}  {failure.reason}", file=sys.stderr)
     return max(failure.code for failure in failures.values())

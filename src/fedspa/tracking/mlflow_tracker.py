@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from fedspa.core.errors import UserError
 from fedspa.core.files import write_whole
-from fedspa.core.limits import Limited, limited
+from fedspa.core.limits import Component, limited
 from fedspa.core.names import score_columns
 from fedspa.core.records import RoundRecord
 from fedspa.core.tracker import RunInfo, RunResult
@@ -34,7 +34,7 @@ OTHER_STORE = (
 
 
 @dataclass(kw_only=True)
-class MLflowTracker(Limited):
+class MLflowTracker(Component):
     """Has a run mirrored in a tracking store; beside a database, artifacts go to outputs/mlflow-artifacts."""
 
     section: ClassVar[str] = "loggers.mlflow"

@@ -58,11 +58,11 @@ class Parent:
         jobs = [["job", "outcome"], *([f"`{name}`", words[:200]] for name, words in self.outcomes.items())]
         return "\n\n".join([*parts, markdown_table(jobs, NOTE_LENGTH - sum(map(len, parts)))])
 
-    def overrides(self, job: str) -> list[str]:
-        """Nests a job below the sweep's run, under its own name there."""
+    def overrides(self, title: str) -> list[str]:
+        """Nests a job below the sweep's run, under its title there."""
         if not self.run_id:
             return []
-        name = [] if job == SINGLE else [f"++{self.logger}.run_name='{job}'"]
+        name = [] if title == SINGLE else [f"++{self.logger}.run_name='{title}'"]
         return [f"++{self.logger}.parent_run_id={self.run_id}", *name]
 
 
@@ -109,7 +109,7 @@ def nested_in(sweep: str, loggers: Mapping[str, Any]) -> Iterator[Parent]:
                 root_cause(error),
             )
         else:
-            print(f"\nIn MLflow: {where_to_look(tracker.uri, page)}")
+            print(f"\nAll runs of {sweep} in MLflow: {where_to_look(tracker.uri, page)}")
 
 
 def _jobs_page(client: MlflowClient, experiment: str, run_id: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedspa.core.errors import UserError, brief
-from fedspa.core.limits import Limited, limited
+from fedspa.core.limits import Component, limited
 from fedspa.core.out_of_memory import ran_out
 from fedspa.training.workload import Workload
 
@@ -25,11 +25,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class EngineChoice(Limited, ABC):
+class EngineChoice(Component, ABC):
     """Makes an engine from the eager one, which has the network."""
 
     section: ClassVar[str] = "engine"
-    name: str
 
     @abstractmethod
     def build(self, eager: EagerEngine, workload: Workload) -> Engine:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedspa.core.errors import UserError
 from fedspa.core.launch import ALONE, Launch, environment_of
-from fedspa.core.limits import Limited, limited
+from fedspa.core.limits import Component, limited
 
 if TYPE_CHECKING:
     import torch
@@ -21,14 +21,13 @@ NO_MPS = "Apple's GPUs (MPS) cannot compute in float64, which a run needs; use h
 
 
 @dataclass(kw_only=True)
-class Hardware(Limited):
+class Hardware(Component):
     """The hardware of one process. Under torchrun or SLURM each of the run's processes has one device.
 
     Raises `UserError` for an impossible value.
     """
 
     section: ClassVar[str] = "hardware"
-    name: str
     accelerator: str = limited("auto", choices=("auto", "cpu", "gpu"))
     """gpu is a GPU with CUDA; auto uses a GPU if there is one, else the CPU. Apple's GPUs (MPS) cannot be used: they
     have no float64, in which losses are summed."""
