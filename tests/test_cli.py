@@ -116,7 +116,7 @@ def test_a_python_without_the_packages_is_told_in_one_sentence(program, tmp_path
         ("sparsity=${foo}", "sparsity=${foo} cannot be resolved: the setting foo does not exist or is null."),
         ("name=${name}", "name=${name} cannot be resolved: it refers to itself."),
         ("name=???", "name=??? has no value: write name=<value>."),
-        ("mask=???", "mask=??? is not known: valid are channels, deepr, "),
+        ("mask=???", "mask=??? is not known: valid are "),
         ("logger=[csv,1]", "logger=1 is not known: valid are csv, "),
         ("=1", "=1 names no setting: it is written as key=value."),
         ("eval.targets.9=70", "eval.targets[9] is no item of the list: write the whole list"),

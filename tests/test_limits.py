@@ -64,6 +64,9 @@ def test_a_derived_class_may_declare_other_limits():
     "kind, values, sentence",
     [
         (DST, {"alpha0": 2}, "mask.alpha0=2 is out of range: it must be in [0, 1]."),
+        (DST, {"alpha0": None}, "mask.alpha0=null is not a number."),
+        (DST, {"alpha0": "high"}, "mask.alpha0=high is not a number."),
+        (DST, {"regrow": None}, "mask.regrow=null is not known: valid are gradient, random."),
         (DST, {"regrow": "rolling"}, "mask.regrow=rolling is not known: valid are gradient, random."),
         (ChannelDST, {"alpha0": 2}, "mask.alpha0=2 is out of range: it must be in [0, 1]."),
         (GraNet, {"interval": 0}, "mask.interval=0 is out of range: it must be at least 1."),

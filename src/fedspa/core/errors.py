@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from numbers import Real
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def check_range(
     high_open: bool = False,
 ) -> None:
     """Raise `UserError` unless `value` is finite and in [low, high]. `low_open` and `high_open` exclude a limit."""
+    if not isinstance(value, Real):
+        raise UserError(f"{where}={written(value)} is not a number.")
     too_low = low is not None and (value <= low if low_open else value < low)
     too_high = high is not None and (value >= high if high_open else value > high)
     if not (too_low or too_high) and math.isfinite(value):

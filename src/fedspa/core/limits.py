@@ -32,12 +32,12 @@ class Limited:
     """The dotted name of the section, for error sentences."""
 
     def __post_init__(self) -> None:
-        for name in (setting.name for setting in fields(self)):
-            check, value = _check(type(self), name), getattr(self, name)
-            if check is None or value is None:
+        for setting in fields(self):
+            check, value = _check(type(self), setting.name), getattr(self, setting.name)
+            if check is None or (value is None and "None" in str(setting.type)):
                 continue
             for item in value if isinstance(value, list | tuple) else [value]:
-                check(f"{self.section}.{name}".lstrip("."), item)
+                check(f"{self.section}.{setting.name}".lstrip("."), item)
 
 
 @dataclass(kw_only=True)

@@ -78,16 +78,18 @@ class Sweeps:
     def run(self, study: Study) -> int:
         """Run the jobs that are not finished, each in its folder root/study/job. Returns their highest exit code.
 
-        No job starts if the config of any has a mistake. Raises `UserError` if the same study is already running, or if
-        MLflow does not answer.
+        No job starts if the config of any has a mistake. Raises `UserError` if all have the same mistake, if the same
+        study is already running, or if MLflow does not answer.
         """
         folder = self.root / study.name
         print(f"{study.name}: {show_count(len(study.jobs), 'job')}, in {folder}", flush=True)
         jobs = self.planned(study)
-        if mistakes := {
-            job.name: JobFailed(2, str(job.plan)) for job in jobs if isinstance(job.plan, UserError)
-        }:
-            return _exit_code(mistakes, len(jobs), "cannot run, so no job is started")
+        mistakes = {job.name: str(job.plan) for job in jobs if isinstance(job.plan, UserError)}
+        if len(mistakes) == len(jobs) and len(shared := set(mistakes.values())) == 1:
+            raise UserError(shared.pop())
+        if mistakes:
+            failed = {name: JobFailed(2, text) for name, text in mistakes.items()}
+            return _exit_code(failed, len(jobs), "cannot run, so no job is started")
         plans = {job.name: job.plan for job in jobs if isinstance(job.plan, Plan)}
         if repeats := _repeats(plans):
             print(repeats, flush=True)
