@@ -203,13 +203,13 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
         ),
         ("mask._target_=fedspa.masks.dts.DST", "No module named 'fedspa.masks.dts'"),
         ("mask._target_=fedspa.methods.fedavg.FedAvg", "it must be a MaskSearcher of fedspa.masks.base."),
-        ("mask._target_=fedspa.masks.base.MaskSearcher", "is an abstract base class"),
+        ("mask._target_=fedspa.masks.base.MaskSearcher", "lacks next_mask, which a class derived"),
         (
             "hardware._target_=fedspa.config.plan.Plan",
             "it must be a Hardware of fedspa.training.hardware.",
         ),
         ("+loggers.a._target_=fedspa.config.plan.Plan", "it must be a Tracker of fedspa.core.tracker."),
-        ("dataset._target_=null", "dataset._target_=null is not a class of fedspa"),
+        ("dataset._target_=null", "dataset._target_ is missing: it must name a class, as in _target_: "),
         ("mask._target_=3", "mask._target_=3 is not a class of fedspa"),
         ("+metrics.speed=1", "metrics.speed=1 is no component: it must be a _target_ and its options."),
         ("method._target_=os.system", "method._target_=os.system is not a class of fedspa"),
@@ -225,7 +225,7 @@ def test_a_mistake_is_told_in_one_sentence(plan, override, sentence):
 def test_a_component_without_a_name_or_a_class_is_told_in_one_sentence(plan, group):
     for override, told in (
         (f"~{group}.name", f"{group}.name is missing: "),
-        (f"~{group}._target_", f"{group}._target_=null is not a class of "),
+        (f"~{group}._target_", f"{group}._target_ is missing: it must name a class"),
         (f"~{group}", f"{group}.name is missing: "),
     ):
         with pytest.raises(UserError, match=rf"^{told}[^\n]*\.$"):
@@ -236,7 +236,9 @@ def test_a_component_without_a_name_or_a_class_is_told_in_one_sentence(plan, gro
     "part", ["metrics", "metrics.accuracy._target_", "loggers", "loggers.pictures._target_"]
 )
 def test_a_metric_or_a_logger_without_a_class_is_told_in_one_sentence(plan, part):
-    told = f"{part}=null is not a class of " if "_target_" in part else f"{part} cannot be left out: "
+    told = (
+        f"{part} is missing: it must name a class" if "_target_" in part else f"{part} cannot be left out: "
+    )
     with pytest.raises(UserError, match=rf"^{told}[^\n]*\.$"):
         plan("logger=csv", f"~{part}")
 

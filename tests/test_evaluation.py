@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedspa.core.client_state import ClientState
+from fedspa.core.errors import UserError
 from fedspa.core.records import Spread
 from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
@@ -280,6 +281,22 @@ def test_a_personal_model_that_nobody_has_changed_keeps_its_score_also_after_a_b
     }
     assert shown == set(resumed[-1].participants)
     assert resumed[-1].scores == record.scores
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        (torch.tensor(0.5).double(), r"odd returned float64 \[\]: it must return one score for each client"),
+        (torch.zeros(2, 4), r"odd returned float32 \[2, 4\]: it must .*, here float64 \[2\]\.$"),
+        (torch.zeros(2, dtype=torch.complex64), r"odd returned complex64 \[2\]: "),
+        (0.5, "odd returned float: "),
+    ],
+)
+def test_a_metric_that_does_not_score_each_client_is_refused(monkeypatch, result, told):
+    monkeypatch.setattr(Accuracy, "__call__", lambda *_: result)
+    tester = Evaluator(pixels(TEST), ROWS, {"odd": Accuracy(name="odd")}, classes=2, batch_size=4)
+    with pytest.raises(UserError, match=told):
+        scored([tester], predict_all([tester], ENGINE, SIGN, [0, 2]), [0, 2])
 
 
 def test_sharing_changes_no_score():

@@ -50,11 +50,16 @@ def fedspa(where: Path, *arguments: str, path: tuple[Path, ...]) -> subprocess.C
     return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def plugin(folder: Path, name: str, option: str = "mask/odd", target: str = "", code: str = "") -> Path:
-    """A plug-in as pip leaves it: a package with one option, and its entry point."""
+def plugin(
+    folder: Path, name: str, option: str = "mask/odd", target: str = "", code: str = "", text: str = ""
+) -> Path:
+    """A plug-in as pip leaves it: a package with one option, and its entry point.
+
+    `text`: the option's YAML; by default its name and its class.
+    """
     yaml = folder / name / "conf" / f"{option}.yaml"
     yaml.parent.mkdir(parents=True)
-    yaml.write_text(f"name: odd\n_target_: {target or name + '.Odd'}\n")
+    yaml.write_text(text or f"name: odd\n_target_: {target or name + '.Odd'}\n")
     (folder / name / "__init__.py").write_text(code)
     facts = folder / f"{name}-1.dist-info"
     facts.mkdir()
@@ -109,9 +114,9 @@ def test_two_plugins_with_one_option_are_refused_by_name(site, tmp_path):
 @pytest.mark.parametrize(
     ("code", "target", "told"),
     [
-        ("raise RuntimeError('no licence')", "", "the package broken fails when it is imported (RuntimeError: no"),
+        ("raise RuntimeError('no licence')", "", "the module broken fails when it is imported (RuntimeError: no"),
         ("import not_there_at_all", "", "No module named 'not_there_at_all'"),
-        ("x = (", "", "the package broken fails when it is imported (SyntaxError:"),
+        ("x = (", "", "the module broken fails when it is imported (SyntaxError:"),
         ("", "", "has no attribute 'Odd'"),
         ("", "elsewhere.Odd", "a package of your own must be named in trusted_packages"),
     ],
@@ -122,6 +127,47 @@ def test_a_broken_plugin_is_told_of_where_it_is_used_and_nowhere_else(site, tmp_
     assert told in line and "broken" in line
     if "licence" in code:
         assert fedspa(tmp_path, "costs", *SHORT, path=path).returncode == 0
+
+
+RSM, FEDAVG = "fedspa.masks.rsm.RSM", "fedspa.methods.fedavg.FedAvg"
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "told"),
+    [
+        ("mask/odd", f"_target_: {RSM}", "mask.name is missing: it must be the name of the option"),
+        ("method/odd", f"# @package _global_\nmethod: {{_target_: {FEDAVG}}}", "method.name is missing: "),
+        ("mask/odd", f"name: odd\n_target: {RSM}", "mask._target_ is missing: it must name a class"),
+        (
+            "method/odd",
+            f"defaults: [override /mask: none]\nmethod: {{name: odd, _target_: {FEDAVG}}}",
+            "conf/method/odd.yaml lacks the first line '# @package _global_'.",
+        ),
+        ("metric/odd", "name: odd", "conf/metric/odd.yaml lacks the first line '# @package metrics.odd'."),
+        ("logger/odd", "a: {name: a}", "conf/logger/odd.yaml lacks the first line '# @package loggers'."),
+    ],
+)
+def test_a_mistake_in_a_yaml_of_ones_own_is_told_in_one_sentence(tmp_path, option, text, told):
+    path = (plugin(tmp_path / "site", "own", option=option, text=text), ROOT / "src")
+    group, _, name = option.partition("/")
+    word = f"{group}=[{name}]" if group in ("metric", "logger") else f"{group}={name}"
+    assert told in refusal(fedspa(tmp_path, "train", word, path=path))
+
+
+@pytest.mark.parametrize(
+    ("above", "field", "told"),
+    [
+        ("@dataclass(kw_only=True)", "share = limited(0.1)", "the module own fails when it is imported (TypeError: "),
+        ("", "share: float = limited(0.1)", "write @dataclass(kw_only=True) above the class Odd."),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_class_of_ones_own_is_told_in_one_sentence(tmp_path, above, field, told):
+    code = (
+        "from dataclasses import dataclass\nfrom fedspa.core.limits import limited\n"
+        f"from fedspa.masks.rsm import RSM\n{above}\nclass Odd(RSM):\n    {field}\n"
+    )
+    path = (plugin(tmp_path / "site", "own", code=code), ROOT / "src")
+    assert told in refusal(fedspa(tmp_path, "train", "mask=odd", "+mask.share=0.2", path=path))
 
 
 def test_a_plugin_whose_package_is_gone_is_left_out_with_a_word(site, tmp_path):

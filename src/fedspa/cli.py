@@ -227,6 +227,9 @@ def explain_hydra(error: Exception) -> UserError:
             f"{kept[1]} of the run that is repeated would be replaced by what another group brings: choose it too, as "
             f"in {kept[1]}=<a file of conf/{kept[1]}>."
         )
+    elif found := re.match(r"In '(\w+)/(\S+)': (?:Could not override '\w+@|.* Key '\1' not in)", text):
+        package = {"metric": f"metrics.{found[2]}", "logger": "loggers"}.get(found[1], "_global_")
+        mistake = UserError(f"conf/{found[1]}/{found[2]}.yaml lacks the first line '# @package {package}'.")
     elif text.startswith("invalid literal for int()"):  # OmegaConf's error does not name the setting
         mistake = no_item(text.split("'")[1])
     elif text.startswith(("Ambiguous value", "Sweep parameters")):

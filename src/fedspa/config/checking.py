@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedspa.core.errors import UserError, check_choice
-from fedspa.core.explaining import without_value
+from fedspa.core.explaining import without_name, without_value
 from fedspa.core.settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -41,13 +41,11 @@ def check_objects(values: Mapping[str, Any], objects: Mapping[str, Any]) -> None
 
 
 def check_named(values: Mapping[str, Any], groups: Sequence[str]) -> None:
-    """Raise `UserError` if the component of a group lacks its name, perhaps in a YAML file of the user."""
+    """Raise `UserError` if the component of a group lacks its name."""
     for group in groups:
         node = values[group]
         if not isinstance(node, dict) or node.get("name") is None:
-            raise UserError(
-                f"{group}.name is missing: it must be the name of the option, as in {group}=<name>."
-            )
+            raise without_name(group)
 
 
 def moves_by_itself(method: Method) -> str:

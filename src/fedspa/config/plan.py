@@ -218,7 +218,10 @@ def _check_together(plan: Plan) -> None:
     if plan.method.uses_mask:
         plan.method.check_mask(plan.mask)
     if plan.mask is not None and not plan.method.uses_mask:
-        raise UserError(f"method={method} trains dense, so mask={mask} has no meaning: use mask=none.")
+        raise UserError(
+            f"method={method} trains dense, so mask={mask} has no meaning: use mask=none, or a MaskedMethod such as "
+            "method=fedspa."
+        )
     if plan.mask is not None:
         plan.mask.check_sparsity(plan.names["layer_sparsity"], plan.settings.sparsity)
     if plan.server_optimizer != ServerSGD(name="sgd") and (why := moves_by_itself(plan.method)):

@@ -41,6 +41,9 @@ def find_class(where: str, target: str | None, trusted: list[str]) -> Any:
 
 def find_object(setting: str, target: str | None, trusted: list[str]) -> Any:
     """The class or function that a setting names. Raises `UserError` unless it is one of a trusted package."""
+    if target is None:
+        key = setting.rpartition(".")[2]
+        raise UserError(f"{setting} is missing: it must name a class, as in {key}: package.module.Class.")
     packages = ("fedspa", *trusted, *plugin_packages())
     module, _, name = str(target).rpartition(".")
     refusal = f"{setting}={written(target)} is not a class of {' or '.join(packages)}"
@@ -50,10 +53,9 @@ def find_object(setting: str, target: str | None, trusted: list[str]) -> Any:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UserError(f"{refusal}: {brief(error)}.") from error
-    except Exception as error:  # any error of the package itself
+    except Exception as error:  # any error of the module itself
         raise UserError(
-            f"{setting}: the package {module.partition('.')[0]} fails when it is imported ({type(error).__name__}: "
-            f"{brief(error)})."
+            f"{setting}: the module {module} fails when it is imported ({type(error).__name__}: {brief(error)})."
         ) from error
     if not callable(found) or str(getattr(found, "__module__", "")).partition(".")[0] not in packages:
         raise UserError(f"{refusal}.")
@@ -87,10 +89,8 @@ def check_kind(where: str, found: type) -> None:
     if not issubclass(found, kind):
         raise UserError(f"{what} is not a class for this place: it must be a {name} of {module}.")
     if isabstract(found):
-        if found.__module__.startswith("fedspa."):
-            raise UserError(f"{what} is an abstract base class: it must be a class derived from it.")
         missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
-        raise UserError(f"{what} lacks {missing}, which a {name} must have.")
+        raise UserError(f"{what} lacks {missing}, which a class derived from {name} must define.")
 
 
 def build(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from inspect import get_annotations
 from typing import Any, get_args, get_origin
 
 from omegaconf import OmegaConf
@@ -63,7 +64,11 @@ def explain(
             for pattern, reason in REASONS.items()
             if (found := re.fullmatch(pattern, what))
         )
-        return UserError(f"{where}={error.child_node._value()} cannot be resolved: {next(reasons, what)}.")
+        node = error.child_node  # None: the setting refers to one that cannot be resolved
+        if node is None and (named := re.search(r"key '(\w+)\.name' not found", what)):
+            return without_name(named[1])
+        given = where if node is None else f"{where}={node._value()}"
+        return UserError(f"{given} cannot be resolved: {next(reasons, what)}.")
     if isinstance(error, ConfigIndexError) or "is not an int" in what:
         return no_item(where)
     if isinstance(error, ConfigTypeError) and "does not support deletion" in what:
@@ -80,6 +85,11 @@ def explain(
 def without_value(where: str) -> UserError:
     """The sentence about a setting that is ???, which means in Hydra that it has no value yet."""
     return UserError(f"{where}=??? has no value: write {where}=<value>.")
+
+
+def without_name(group: str) -> UserError:
+    """The sentence about a component that lacks its name, perhaps in a YAML file of the user."""
+    return UserError(f"{group}.name is missing: it must be the name of the option, as in {group}=<name>.")
 
 
 def no_item(where: str) -> UserError:
@@ -136,6 +146,11 @@ def _unknown(
     groups = {folder.name for folder in config_dir().iterdir() if folder.is_dir()} - {"hydra"}
     if where in groups:
         return UserError(f"{where} holds no settings: it chooses from conf/{where}, as in {where}=<name>.")
+    kind = error.object_type
+    if isinstance(kind, type) and key in get_annotations(kind) and "__dataclass_fields__" not in vars(kind):
+        return UserError(
+            f"{where} is not a setting: write @dataclass(kw_only=True) above the class {kind.__name__}."
+        )
     valid = {str(name) for name in parent or ()} - {"_target_", "hydra", key}
     if where.partition(".")[0] in groups and valid <= {"name"}:
         option = f"{group or where.partition('.')[0]}={(parent or {}).get('name')}"

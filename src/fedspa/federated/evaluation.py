@@ -12,6 +12,7 @@ import torch
 
 from fedspa.core.client import Mixture
 from fedspa.core.client_state import ClientState
+from fedspa.core.errors import UserError
 from fedspa.core.records import Spread
 from fedspa.core.transfers import read_together, sent
 from fedspa.data.examples import Examples
@@ -124,10 +125,16 @@ class Evaluator:
         predicted = padded(torch.cat(answers)[torch.from_numpy(np.concatenate(places))], 0)
         targets = self._examples.targets_of(torch.from_numpy(np.concatenate(flat)))
         targets = padded(targets, math.nan if self.of_numbers else -1)
-        return {
-            name: metric(predicted, targets, self._classes).double().numpy()
-            for name, metric in self.metrics.items()
-        }
+        scores = {name: metric(predicted, targets, self._classes) for name, metric in self.metrics.items()}
+        for name, values in scores.items():
+            tensor = isinstance(values, torch.Tensor)
+            if not tensor or values.shape != lengths.shape or values.is_complex():
+                found = f"{values.dtype} {list(values.shape)}" if tensor else type(values).__name__
+                raise UserError(
+                    f"metric={name} returned {found.removeprefix('torch.')}: it must return one score for each client, "
+                    f"here float64 [{len(lengths)}]."
+                )
+        return {name: values.double().numpy() for name, values in scores.items()}
 
     def union(self, clients: Sequence[int]) -> np.ndarray:
         """The examples of clients, each once and in order: int64 [n] on the CPU."""
