@@ -72,6 +72,13 @@ def test_a_python_without_the_packages_is_told_in_one_sentence(program, tmp_path
     assert "the package hydra: activate the environment" in done.stderr
 
 
+def test_a_program_may_catch_that_packages_are_missing(tmp_path):
+    bare = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    program = "try: import fedspa\nexcept ModuleNotFoundError as error: print(error)"
+    done = subprocess.run([sys.executable, "-S", "-c", program], env=bare, capture_output=True, text=True)
+    assert "the package hydra: activate the environment" in done.stdout and not done.stderr
+
+
 # A user's mistakes
 
 

@@ -77,3 +77,9 @@ def test_any_record_comes_through(way):
         assert states.bytes_in_file == sum(map(nbytes, RECORD.values()))
         again = states[7] if way == "file" else ClientState(unpack(packed_archive(states))["7"])
     assert again == RECORD
+
+
+def test_the_bits_on_a_device_stay_in_their_process():
+    mask = PackedMask(MASK.bits, MASK.length, resident=MASK.bits.to("meta"))
+    again = pickling.unpack(pickling.pack(mask))
+    assert again == mask and again.resident is None

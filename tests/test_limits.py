@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Optional
 
 import pytest
 
@@ -23,6 +23,7 @@ class Base(Limited):
     word: str = limited("one", choices=("one", "two"))
     shares: list[float] = limited([0.5], low=0)
     least: int | None = limited(None, low=1)
+    most: Optional[int] = limited(None, low=1)  # noqa: UP045 (a user may write it so)
 
 
 @dataclass(kw_only=True)

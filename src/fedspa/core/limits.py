@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
@@ -34,7 +35,8 @@ class Limited:
     def __post_init__(self) -> None:
         for setting in fields(self):
             check, value = _check(type(self), setting.name), getattr(self, setting.name)
-            if check is None or (value is None and "None" in str(setting.type)):
+            # Types are texts here, since their names may be imported for type checks alone.
+            if check is None or (value is None and re.search("None|Optional", str(setting.type))):
                 continue
             for item in value if isinstance(value, list | tuple) else [value]:
                 check(f"{self.section}.{setting.name}".lstrip("."), item)

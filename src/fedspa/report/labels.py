@@ -28,15 +28,16 @@ PARTITIONS = {
 }
 
 
-def component(group: str, config: Mapping[str, Any], trusted: list[str]) -> str:
+def component(group: str, config: Mapping[str, Any]) -> str:
     """A method or searcher in print, by its name in the config, and the `label` or the name of its class.
 
-    pFedMe for pfedme, FedSpa head for fedspa_head, and for some FedAvg FedAvgM, LG-FedAvg, FedPer, FedBN.
+    pFedMe for pfedme, FedSpa head for fedspa_head, and for some FedAvg FedAvgM, LG-FedAvg, FedPer, FedBN. A report runs
+    no code of packages that only a run's config trusts: their classes are known by name.
     """
     name, target = str(config["name"]), str(config.get("_target_") or "")
     own = target.rpartition(".")[2]
-    with torch_deferred(), suppress(UserError):  # few need torch; a package may not be installed here
-        own = vars(find_class(group, target, trusted)).get("label", own)
+    with torch_deferred(), suppress(UserError):  # few need torch; the package may be unknown here
+        own = vars(find_class(group, target, [])).get("label", own)
     if slug(name).replace("-", "") != slug(own).replace("-", ""):
         own = " ".join(_capitals(word, own) for word in name.split("_"))
     return re.sub("(?<=[A-Za-z]{2})(?=Fed)", "-", own)

@@ -167,11 +167,7 @@ def _method(run: Run) -> tuple[str, str]:
 
 def _name(run: Run) -> str:
     method, mask = (
-        labels.component(
-            group,
-            {"name": run.summary[group], **(run.config.get(group) or {})},
-            run.config.get("trusted_packages", []),
-        )
+        labels.component(group, {"name": run.summary[group], **(run.config.get(group) or {})})
         for group in ("method", "mask")
     )
     return method if run.summary["mask"] == "none" else f"{method} ({mask})"

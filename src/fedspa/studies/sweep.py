@@ -22,6 +22,7 @@ from fedspa.checkpoints.resuming import AUTO, config_hash_in, has_checkpoint, is
 from fedspa.config.plan import Plan, check
 from fedspa.core.errors import UserError, brief
 from fedspa.core.paths import SET_ASIDE, project_root
+from fedspa.core.roles import Role, settings_that
 from fedspa.costs.units import show_count
 from fedspa.studies.jobs import Job, Study
 from fedspa.studies.launchers import CONSOLE, JobFailed, cores_of_a_job, jobs_get_signals, side_by_side
@@ -189,14 +190,19 @@ class Sweeps:
 
 
 def _repeats(plans: Mapping[str, Plan]) -> str:
-    """A line on the jobs that give the same result as an earlier one; "" if there are none."""
+    """A line on the jobs that differ from an earlier one only in unused settings; "" if there are none."""
     first: dict[str, str] = {}
     again = {
-        name: one for name, plan in plans.items() if (one := first.setdefault(plan.config_hash, name)) != name
+        name: one for name, plan in plans.items() if (one := first.setdefault(_used(plan), name)) != name
     }
     pairs = "; ".join(f"{name} repeats {one}" for name, one in again.items())
-    why = "because no setting in which they differ changes the result"
-    return pairs and f"{len(again)} of {show_count(len(plans), 'job')} repeat another one, {why}: {pairs}."
+    return pairs and f"Jobs that differ from another one only in settings that they do not use: {pairs}."
+
+
+def _used(plan: Plan) -> str:
+    """All that decides what a run computes, how, and what it leaves."""
+    kept = settings_that(plan.resolved, Role.KEEPS)
+    return repr((plan.config_hash, kept, plan.resolved["engine"], plan.resolved["hardware"]))
 
 
 def _report_command(folder: Path) -> str:
