@@ -256,6 +256,7 @@ def test_a_range_without_values_is_no_study(values):
         (["mask=dst,rsm", "sparsity=0.95", "seed=0,1"], "dst seed0"),
         (["mask=dst,rsm", "sparsity=0.95,0.5", "seed=0,1"], "dst s0.95 seed0"),
         (["training.lr=0.1,1", "training.drop_last=true,false"], "drop_lastTrue lr0.1"),
+        (["training.lr=0.1,1", "server_optimizer.lr=0.5,1"], "server_optimizer.lr0.5 training.lr0.1"),
         (["mask.regrow=random,gradient"], "random"),
         (["seed=3"], "single"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,9 @@ import numpy as np
 import pandas as pd
 
 from fedspa.core import names
+from fedspa.core.components import find_class
 from fedspa.core.errors import UserError, written
+from fedspa.core.lazy_torch import torch_deferred
 from fedspa.core.paths import SET_ASIDE
 from fedspa.core.records import KINDS, VALIDATION
 from fedspa.core.roles import Role, flat, role_of
@@ -43,6 +46,14 @@ class Run(RunFiles):
                 continue
             found[group if last == "name" else key] = written(value) if isinstance(value, list) else value
         return found | {"model": self.summary["model"]}  # with its library: timm:resnet18
+
+    @cached_property
+    def starts_dense(self) -> bool:
+        """`Method.starts_dense` of its method; False if the class is not installed here."""
+        target = self.config.get("method", {}).get("_target_")
+        with torch_deferred(), suppress(UserError):
+            return bool(find_class("method", target, self.config.get("trusted_packages", [])).starts_dense)
+        return False
 
     @property
     def seed(self) -> int:
