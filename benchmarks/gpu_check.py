@@ -5,10 +5,10 @@
     python benchmarks/gpu_check.py --tiny --cifar10 <folder> # the same code on a CPU; its figures mean nothing
 
 Each check runs in its own process and ends at its deadline, so none can spoil another. Its result is a line of JSON.
-The checks together end after --seconds. Nobody has run them on a GPU, so whether all of them fit is unmeasured: one
-part a call has more room. The exit code is not 0 if a value is wrong, an engine fell back to another one, a goal is
-missed by more than the line says, or a check could not be done or was not reached. Without --cifar10 the part
-`accurate` counts as not passed.
+The checks together end after --seconds. Nobody has run them on a GPU, so nobody has measured whether they all fit:
+run one part per call if time is short. The exit code is not 0 if a value is wrong, an engine fell back to another
+one, a goal is missed by more than the line says, or a check could not be done or was not reached. Without --cifar10
+the part `accurate` counts as not passed.
 """
 
 from __future__ import annotations

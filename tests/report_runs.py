@@ -21,6 +21,7 @@ CLASSES = {
     "fedspa": "FedSpa",
     "fedavg": "FedAvg",
     "subfedavg": "SubFedAvg",
+    "lotteryfl": "LotteryFL",
     "local": "Local",
     "ditto": "Ditto",
 }

@@ -103,7 +103,10 @@ def test_a_program_may_catch_that_packages_are_missing(tmp_path):
         ("partition.gamma=0,3", "did you mean 0.3?"),
         ("seed=0,1", "seed=0,1 is several values: add -m to run each."),
         ("eval.targets=70,80", "add -m to run each, or write a list as [a,b]."),
-        ("-m sparsity=[0.5,0.9]", "is not a number: on the command line, -m sparsity=a,b runs each value."),
+        (
+            "-m sparsity=[0.5,0.9]",
+            "is not a number: a run takes one value, a sweep (-m sparsity=a,b) runs each.",
+        ),
         ("precision=bf16", "precision is not a setting: did you mean hardware.precision?"),
         ("threads=2", "did you mean hardware.threads?"),
         ("training.lr=null", "training.lr=null is not a number."),

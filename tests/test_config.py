@@ -160,7 +160,7 @@ def test_the_annealing_horizon_follows_the_rounds_until_it_is_set(plan):
         ("partition.gamma=null", "partition.gamma=null is not a number."),
         (
             "partition.gamma=[1,2]",
-            "partition.gamma=[1,2] is not a number: on the command line, -m partition.gamma=a,b ",
+            "partition.gamma=[1,2] is not a number: a run takes one value, a sweep (-m partition.gamma=a,b) runs",
         ),
         ("dataset.mean=0.5", "dataset.mean=0.5 is not a list"),
         ("dataset.augmentation=flip", "dataset.augmentation=flip is no section: set what is in it, as in"),

@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedspa.core.errors import UserError
 from fedspa.core.records import Costs
-from fedspa.core.settings import CostSettings
 from fedspa.core.weights import ParameterSpace
 from fedspa.costs.network import NetworkCosts
 from fedspa.models.lenet5 import LeNet5
@@ -132,7 +131,7 @@ def test_a_layer_whose_weight_is_used_behind_its_back_is_named():
 
 def test_an_unknown_convention_is_refused():
     with pytest.raises(UserError, match="costs.convention=papr is not known: did you mean paper?"):
-        CostSettings("papr")
+        NetworkCosts.of(nn.Linear(2, 1), (2,), "papr")
 
 
 AMOUNTS = st.builds(Costs, *[st.integers(0, 10**18)] * 5)

@@ -31,7 +31,7 @@ def files(page: str) -> dict[str, str]:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project's code and config, with the files of all pages in it."""
     clone = copy_project(tmp_path_factory.mktemp("clone"))
-    for page in ("mask_searcher", "method", "data_set", "model"):
+    for page in ("mask_searcher", "method", "data_set", "model", "metric"):
         written = files(page)
         assert [Path(path).suffix for path in written] == [".py", ".yaml"] * (len(written) // 2)
         for path, content in written.items():
@@ -67,6 +67,12 @@ def test_two_files_make_a_mask_searcher(copy: Path) -> None:
     assert summary(copy)["cost/flops_search"] == 0
     assert summary(copy)["cost/traffic_mask_bytes"] > 0
     refused(copy, "mask.share=2.0 is out of range", "mask=lottery", "mask.share=2")
+
+
+def test_two_files_make_a_metric(copy: Path) -> None:
+    ended = train(copy, "metric=[accuracy,balanced_accuracy]")
+    assert ended.returncode == 0, ended.stderr
+    assert 0 < summary(copy)["final/balanced_accuracy/personal"] <= 100
 
 
 def test_two_files_make_a_method_and_two_a_model(copy: Path) -> None:

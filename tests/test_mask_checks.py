@@ -43,11 +43,6 @@ def moved(search, mask):
     return other
 
 
-def written(search, mask):
-    search.mask[:5] = 0
-    return search.mask
-
-
 SPOILT = [
     (lambda search, mask: mask.bool(), "a mask that has dtype bool", "float32"),
     (lambda search, mask: mask.double(), "a mask that has dtype float64", "float32"),
@@ -62,7 +57,6 @@ SPOILT = [
     (moved, "active parameters in conv1.weight", "counts()"),
     (one_more, "active parameters in ", "counts()"),
     (lambda search, mask: torch.ones_like(mask), "active parameters in ", "counts()"),
-    (written, "wrote into search.mask", ""),
 ]  # fmt: skip
 
 
@@ -75,6 +69,16 @@ def test_a_wrong_mask_ends_the_run_in_a_sentence_that_names_the_searcher(spoil, 
     assert told.startswith("mask=bad (test_mask_checks.Bad) gave in round 1 ")
     assert what in told and right in told
     assert torch.equal(run.weights, run.initial)
+
+
+@pytest.mark.parametrize("name", ["mask", "weights", "start"])
+def test_a_searcher_must_not_write_into_its_input(name):
+    def writes(search, mask):
+        getattr(search, name)[:5] = 0
+        return mask
+
+    with pytest.raises(UserError, match=rf"^mask=bad \(test_mask_checks.Bad\) wrote into search.{name}, "):
+        small(FedSpa(name="fedspa"), Bad(name="bad", spoil=writes)).run()
 
 
 def test_counts_by_tensor_are_kept_and_a_searcher_may_say_that_it_keeps_none():

@@ -33,6 +33,69 @@ class Spoilt(FedAvg):
         return self.spoil(super().client_update(client, server))
 
 
+class Writing(Ditto):
+    """Ditto with a tensor on the server. A function of the method writes into one tensor that it gets."""
+
+    where, what = "", ""
+
+    def _write(self, where, **given):
+        if where == self.where:
+            eval(self.what, given).mul_(2)
+
+    def client_init(self, client, initial):
+        self._write("client_init", initial=initial)
+        return ClientState(weights=initial.weights.clone())
+
+    def client_start(self, client, server):
+        self._write("client_start", client=client, server=server)
+        return super().client_start(client, server)
+
+    def client_update(self, client, server):
+        self._write("client_update", client=client, server=server)
+        return super().client_update(client, server)
+
+    def server_init(self, initial):
+        tensors = {name: initial.weights.clone() for name in ("sent", "kept")}
+        return ServerState(initial.weights, {"sent": tensors["sent"]}, {"kept": tensors["kept"]})
+
+    def server_update(self, server, aggregate):
+        self._write("server_update", server=server)
+        return replace(server, weights=server.weights - aggregate.update)
+
+    def message(self, server, client, peers):
+        self._write("message", server=server)
+        return server
+
+    def personal(self, weights, state):
+        self._write("personal", weights=weights, state=state)
+        return super().personal(weights, state)
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("client_init", "initial.weights"),
+        ("client_start", "client.weights"),
+        ("client_update", "client.weights"),
+        ("client_update", "client.initial"),
+        ("client_update", "client.state['weights']"),
+        ("client_update", "server['sent']"),
+        ("message", "server.weights"),
+        ("server_update", "server.tensors['sent']"),
+        ("server_update", "server.kept['kept']"),
+        ("personal", "weights"),
+        ("personal", "state['weights']"),
+    ],
+)
+def test_a_method_must_not_write_into_its_input(where, what):
+    method = Writing(name="writing", personal_epochs=1, shared_epochs=1)
+    method.where, method.what = where, what
+    with pytest.raises(UserError) as caught:
+        small(method).run()
+    told = f"method=writing (test_method_checks.Writing) wrote into {what}, which is read only"
+    assert str(caught.value).startswith(told)
+
+
 ANSWERS = [
     (lambda v: None, "client_update() returns None instead of a ClientUpdate"),
     (lambda v: v.update, "client_update() returns a tensor of shape ["),

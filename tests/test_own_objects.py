@@ -325,9 +325,10 @@ class Pixels(nn.Module):
         (torch.randint(256, (120, 2, 3, 5), dtype=torch.uint8), torch.arange(120) % 2, Pixels),
         (np.full((120, 30), 255, np.uint8), np.arange(120) % 2, Pixels),
         (INPUTS.astype("float64"), TARGETS.astype("uint8"), mlp),
+        (INPUTS.astype(">f4"), TARGETS.astype(">i4"), mlp),
         (INPUTS[:, 0].tolist(), TARGETS.tolist(), lambda: nn.Linear(1, 2)),
     ],
-    ids=["tokens", "images", "bytes", "doubles", "lists"],
+    ids=["tokens", "images", "bytes", "doubles", "big-endian", "lists"],
 )
 def test_inputs_of_many_kinds(tmp_path: Path, inputs: Any, targets: Any, model: Any) -> None:
     run = toy(tmp_path / "run", data=(inputs, targets), model=model, rounds=1).run()

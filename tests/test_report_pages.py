@@ -195,7 +195,14 @@ def test_wall_time_of_a_client_update(small: Study) -> None:
         "FedSpa (DST)": ["missing", "0.200", "0.050"],
         "FedAvg": ["0.200 [1 seed]", "0.200", "\u2013"],
     }
-    assert "Sub-FedAvg" not in table.caption
+    assert "start with all weights" not in table.caption
+
+
+def test_methods_that_start_dense_are_named(tmp_path: Path) -> None:
+    for method in ("fedspa", "lotteryfl", "subfedavg"):
+        make_run(tmp_path / method, {"local": [1]}, method=method, mask="none", density=(0.5, 0.6, 0.5, 0.7))
+    [table] = found(study_of(tmp_path), "details")
+    assert "Clients of LotteryFL and Sub-FedAvg start with all weights" in table.caption
 
 
 def test_units_are_the_papers_where_costs_are_so_large() -> None:
@@ -213,7 +220,7 @@ def example() -> Report:
         "50 % & more": [Cell("2.0 \u00b1 0.1", (1.9, 2.1)), Cell("5", (5,)), Cell(">9", (9,))],
     }
     columns = [
-        Column(Setting("digits", split, ()), split, name, lambda run: None, best=best)
+        Column(Setting("digits", split, (), {}), split, name, lambda run: None, best=best)
         for split, name, best in (("A_1", "acc", "high"), ("A_1", "GB", "low"), ("B", "acc", "high"))
     ]
     lines = {Row(label, "none", ()): cells for label, cells in shown.items()}
@@ -438,6 +445,8 @@ def test_masks_are_drawn_where_runs_kept_them(tmp_path: Path) -> None:
         (["runs=nowhere"], "runs=nowhere is no folder"),
         (["runs=.", "paper=maybe"], "paper=maybe is not true or false"),
         (["runs=.", "targets=a"], "targets[0]=a is not a number"),
+        (["runs=${x}"], "runs=${x} cannot be resolved: the setting x does not exist or is null."),
+        (["runs=???"], "runs=??? has no value: write runs=<value>."),
         (["runs=.", "targets=700"], "targets=700.0 is out of range"),
     ],
 )
@@ -451,6 +460,7 @@ def test_options_are_read(tmp_path: Path) -> None:
     options = read_options(Options, [f"runs={tmp_path / 'mine'}", "paper=true", "targets=[80,70]"])
     assert (options.name, options.paper, options.targets) == ("mine", True, [70, 80])
     assert options.folder == project_root() / "outputs" / "reports" / "mine"
+    assert read_options(Options, ["runs=.", "targets=70,"]).targets == [70]
     assert read_options(Options, ["runs=tags.method = 'fedspa'"]).name == "mlflow"
 
 

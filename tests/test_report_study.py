@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 from report_runs import make_run
 
+from fedspa.core import components
 from fedspa.core.errors import UserError
 from fedspa.core.paths import config_dir
 from fedspa.report import labels, masks
@@ -127,6 +129,15 @@ def test_partitions_of_a_data_set_stand_together(tmp_path: Path) -> None:
     assert labels == ["a.csv, IID", "a.csv, column", "b.csv, IID", "b.csv, column"]
 
 
+def test_a_setting_that_an_older_version_did_not_know_has_its_default(tmp_path: Path) -> None:
+    for run, momentum in (("old", {}), ("new", {"momentum": 0.0}), ("other", {"momentum": 0.5})):
+        server = {"name": "sgd", "_target_": "fedspa.server_optimizers.sgd.ServerSGD", **momentum}
+        make_run(tmp_path / run, {"local": [1]}, seed=len(run), server_optimizer=server)
+    found = {run.name: run.settings for run in read_runs(folders_under(tmp_path)).runs}
+    assert found["old"].keys() == found["new"].keys() and found["old"]["server_optimizer.momentum"] == 0
+    assert len(study_of(tmp_path).rows) == 2
+
+
 def test_a_methods_public_rows_make_no_other_data(tmp_path: Path) -> None:
     for method, fraction in (("fedmd", "0.1"), ("fedavg", "0.0")):
         make_run(tmp_path / method, {"local": [1]}, method=method, mask="none")
@@ -216,11 +227,13 @@ def test_each_method_and_searcher_has_its_published_name(group: str) -> None:
     for file in (config_dir() / group).glob("*.yaml"):
         node = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
         assert isinstance(node, dict)
-        printed.add(labels.component(group, node.get(group, node), []))
+        printed.add(labels.component(group, node.get(group, node)))
     assert printed - {"FedSpa head", "FedSpa plus"} == set(PUBLISHED[group].split())
 
 
-def test_a_package_of_the_user_has_labels_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plug_in_has_labels_too_and_no_other_package_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own_methods.py").write_text(
         "from fedspa.methods.scaffold import Scaffold\n"
         "class Mine(Scaffold):\n    label = 'mine-v2'\n"
@@ -228,12 +241,13 @@ def test_a_package_of_the_user_has_labels_too(tmp_path: Path, monkeypatch: pytes
     )
     monkeypatch.syspath_prepend(tmp_path)
 
-    def label(name: str, own: str, trusted: list[str]) -> str:
-        return labels.component("method", {"name": name, "_target_": f"own_methods.{own}"}, trusted)
+    def label(name: str, own: str) -> str:
+        return labels.component("method", {"name": name, "_target_": f"own_methods.{own}"})
 
-    assert label("mine_v2", "Mine", ["own_methods"]) == "mine-v2"
-    assert label("later", "Later", ["own_methods"]) == "Later"
-    assert label("mine", "Mine", []) == "Mine"  # a package that is not named is not imported
+    assert label("mine", "Mine") == "Mine" and "own_methods" not in sys.modules
+    monkeypatch.setattr(components, "plugin_packages", lambda: ["own_methods"])
+    assert label("mine_v2", "Mine") == "mine-v2"
+    assert label("later", "Later") == "Later"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +261,7 @@ def test_a_package_of_the_user_has_labels_too(tmp_path: Path, monkeypatch: pytes
 def test_a_method_that_is_not_installed_is_labelled_by_its_name_and_its_class(
     name: str, own: str, printed: str
 ) -> None:
-    assert labels.component("method", {"name": name, "_target_": f"somewhere.{own}"}, []) == printed
+    assert labels.component("method", {"name": name, "_target_": f"somewhere.{own}"}) == printed
 
 
 # Numbers

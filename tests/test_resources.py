@@ -116,27 +116,42 @@ ON_GPU = f"The GPU has too little memory ({CUDA[:-1]}): lower training.batch_siz
 
 
 @pytest.mark.parametrize(
-    ("error", "words", "sentence"),
+    ("error", "words", "lanes", "sentence"),
     [
         (
             torch.OutOfMemoryError(CUDA),
             [],
+            4,
             f"{ON_GPU}, or use engine.lanes=1, or use hardware.precision=bf16-mixed instead of 32-true.",
         ),
-        (torch.OutOfMemoryError(CUDA), ["engine=eager", "hardware.precision=bf16-mixed"], f"{ON_GPU}."),
+        (torch.OutOfMemoryError(CUDA), ["engine=eager", "hardware.precision=bf16-mixed"], 0, f"{ON_GPU}."),
+        (torch.OutOfMemoryError(CUDA), ["engine.lanes=2", "hardware.precision=bf16-mixed"], 0, f"{ON_GPU}."),
+        (
+            torch.OutOfMemoryError(CUDA),
+            ["engine.lanes=1", "hardware.precision=bf16-mixed"],
+            None,
+            f"{ON_GPU}.",
+        ),
+        (
+            torch.OutOfMemoryError(CUDA),
+            ["engine.lanes=2", "hardware.precision=bf16-mixed"],
+            None,
+            f"{ON_GPU}, or use engine.lanes=1.",
+        ),
         (
             MemoryError(),
             [],
+            0,
             "There is too little memory (MemoryError): lower training.batch_size=32, eval.batch_size=500 or "
             "hardware.workers=3.",
         ),
     ],
 )
 def test_it_is_said_what_to_lower(
-    plan: Callable[..., Plan], error: Exception, words: list[str], sentence: str
+    plan: Callable[..., Plan], error: Exception, words: list[str], lanes: int | None, sentence: str
 ) -> None:
     asked = plan("logger=none", "hardware.workers=3", "training.batch_size=32", *words)
-    with pytest.raises(UserError) as told, explains_memory(asked):
+    with pytest.raises(UserError) as told, explains_memory(asked, lanes):
         raise error
     assert str(told.value) == sentence
 

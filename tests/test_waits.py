@@ -21,7 +21,7 @@ from fedspa.federated.client_states import Room
 from fedspa.federated.jobs import CompletedUpdate
 from fedspa.federated.server import Server
 from fedspa.federated.state import FederationState
-from fedspa.planning.counting import CountingEngine, by_tensor, most_mixed
+from fedspa.planning.counting import CountingEngine, counts_by_tensor, most_mixed
 from fedspa.runs.assembly import build
 from fedspa.training.base import LocalTask
 
@@ -119,7 +119,7 @@ def test_a_client_queues_its_update_without_reading_a_value(plan, waits, monkeyp
 
     def read(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Ones; where tensors are counted the counts of the searcher's plan; a mask that has them."""
-        known = by_tensor(planned(job.round), most_mixed, space.parameters.sizes, network)
+        known = counts_by_tensor(planned(job.round), most_mixed, space.parameters.sizes, network)
         counts = [*known, *space.running.sizes][: len(space.sizes)]
         mask = torch.cat(
             [torch.arange(size) < count for size, count in zip(space.sizes, counts, strict=True)]

@@ -57,10 +57,9 @@ def _tensor(where: str, values: Any) -> torch.Tensor:
         )
     if array.ndim == 0:
         raise UserError(f"{where} are one number: they must be rows of numbers.")
-    if array.dtype.kind == "f":
-        kind = "f8" if array.itemsize > 8 else array.dtype.str
-    else:
-        kind = "u1" if array.dtype == np.uint8 else "i8"
+    kind: np.dtype = np.dtype("u1" if array.dtype == np.uint8 else "i8")
+    if array.dtype.kind == "f":  # torch takes the native byte order only
+        kind = np.dtype("f8") if array.itemsize > 8 else array.dtype.newbyteorder("=")
     tensor = torch.from_numpy(np.array(array, dtype=kind))
     return tensor.reshape(len(tensor), *(tensor.shape[1:] or (1,)))
 

@@ -53,7 +53,7 @@ def explain(
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
         return _unknown(error, where, group, config)
     what = str(error).splitlines()[0].rstrip(".")
-    if missing := re.search(r"Missing mandatory value: (.*)", what):
+    if missing := re.search(r"[Mm]issing mandatory value: (.*)", what):
         return without_value(where if isinstance(error, MissingMandatoryValue) else missing[1])
     if isinstance(error, GrammarParseError):
         form = "${<setting>} or ${<resolver>:<values>}"
@@ -130,7 +130,9 @@ def _wanted(error: ValidationError, where: str) -> UserError | None:
         return UserError(f"{given} is no section: set what is in it, as in {where}.<name>=<value>.")
     if get_origin(kind) is list:
         return UserError(f"{given} is not a list, which is written as [a,b].")
-    several = f": on the command line, -m {where}=a,b runs each value" if isinstance(value, list) else ""
+    several = (
+        f": a run takes one value, a sweep (-m {where}=a,b) runs each" if isinstance(value, list) else ""
+    )
     return UserError(f"{given} is not {KINDS[kind]}{several}.") if kind in KINDS else None
 
 

@@ -31,7 +31,14 @@ def read_options(form: type[Options], words: Iterable[str]) -> Options:
         if not value:
             raise UserError(f"{key}= has no value.")
         try:
-            options[key] = value.strip("[]").split(",") if OmegaConf.is_list(options[key]) else value
+            options[key] = _items(value) if OmegaConf.is_list(options[key]) else value
         except OmegaConfBaseException as error:
             raise explain(error) from error
-    return cast(Options, OmegaConf.to_object(options))
+    try:
+        return cast(Options, OmegaConf.to_object(options))
+    except OmegaConfBaseException as error:
+        raise explain(error) from error
+
+
+def _items(text: str) -> list[str]:
+    return [item for item in text.strip("[]").split(",") if item.strip()]

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from fedspa.core.records import plus, times
+from fedspa.core.settings import CostSettings
 from fedspa.core.weights import ParameterSpace
 
 Counted: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
@@ -74,6 +75,7 @@ class NetworkCosts:
         sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
         personal = tuple(by_name[name] * sizes[name] for name in sizes if name not in space.names)
         units = None if space.channels is None else space.channels.total
+        convention = CostSettings(convention).convention  # refuses an unknown one
         return cls(space.sizes, flops, convention, personal, space.total - space.trained, units, uncounted)
 
     @property

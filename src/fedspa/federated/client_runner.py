@@ -12,6 +12,7 @@ import torch
 from fedspa.core.client import ClientUpdate, Diverged, Initial, Mixture
 from fedspa.core.client_state import ClientState
 from fedspa.core.packed_mask import PackedMask
+from fedspa.core.read_only import read_only
 from fedspa.core.server import ServerState
 from fedspa.core.settings import FaultSettings
 from fedspa.core.transfers import Reads
@@ -56,7 +57,9 @@ class ClientRunner:
 
     def first_state(self, client: int, initial: Initial) -> ClientState:
         """The state of a new client. Clients with equal states share the same objects."""
-        state = check_state(self.method, self.method.client_init(client, initial), initial.weights)
+        with read_only(title(self.method), {"initial.weights": initial.weights}):
+            state = self.method.client_init(client, initial)
+        state = check_state(self.method, state, initial.weights)
         layers = self.setup.own_layers.first
         return state | layers if layers else state
 
@@ -119,12 +122,14 @@ class ClientRunner:
             raise UpdateFailed(job.fault, f"No answer from {client.title}.")
 
         # 2. Let the method update the client.
-        if job.prepares:
-            update = method.client_prepare(client, server)
-        else:
-            if client.first:
-                client.state = check_state(method, method.client_start(client, server), server.weights)
-            update = method.client_update(client, server)
+        given = {f"client.{name}": getattr(client, name) for name in ("weights", "initial", "state")}
+        with read_only(client.method, {**given, "server": server.tensors}):
+            if job.prepares:
+                update = method.client_prepare(client, server)
+            else:
+                if client.first:
+                    client.state = check_state(method, method.client_start(client, server), server.weights)
+                update = method.client_update(client, server)
         check_update(method, update, server.weights, job.prepares)
         update = client.with_own_layers(update)
 
@@ -214,7 +219,9 @@ class ClientRunner:
         state, evaluator = job.model.state.to(weights.device), self.evaluators[job.evaluator]
         model: torch.Tensor | Mixture = self.setup.own_layers.complete(weights, state)
         if job.model.kind == "personal":
-            personal = checked_personal(self.method, self.method.personal(weights, state), weights)
+            with read_only(title(self.method), {"weights": weights, "state": state}):
+                personal = self.method.personal(weights, state)
+            personal = checked_personal(self.method, personal, weights)
             model = self.setup.own_layers.complete_personal(personal, state)
         yield evaluator.predict(self.setup.engine, model, job.rows)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from fedspa.core.client import Peers
 from fedspa.core.errors import UserError
 from fedspa.core.randomness import generator
+from fedspa.core.read_only import read_only
 from fedspa.core.server import ServerState
 from fedspa.core.weights import all_finite
 from fedspa.federated.aggregation import Aggregator
@@ -15,7 +17,7 @@ from fedspa.federated.faults import Fault
 from fedspa.federated.jobs import UpdateJob
 from fedspa.federated.state import FederationState
 from fedspa.methods.base import Method
-from fedspa.methods.checking import check_server
+from fedspa.methods.checking import check_server, title
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,9 @@ class Server:
     def job(self, state: FederationState, client: int, fault: Fault | None) -> UpdateJob:
         """The job of a participant in the next round, with the message to it."""
         source = generator(self.setup.seed, "message", state.round, client)
-        message = self.method.message(state.server, client, Peers(self.clients, state.client_state, source))
+        peers = Peers(self.clients, state.client_state, source)
+        with self._read_only(state.server):
+            message = self.method.message(state.server, client, peers)
         return UpdateJob(
             state.round,
             client,
@@ -56,7 +60,9 @@ class Server:
         if (aggregate := aggregator.result()) is None:
             return server
         step = self.method.server_update if round else self.method.server_prepare
-        moved = check_server(self.method, step(server, aggregate), server)
+        with self._read_only(server):
+            moved = step(server, aggregate)
+        check_server(self.method, moved, server)
         tensors = (moved.weights, *moved.tensors.values(), *moved.kept.values())
         if all(all_finite(tensor.flatten()) for tensor in tensors):
             return moved
@@ -64,3 +70,7 @@ class Server:
             f"The global weights of round {max(round, 1)} are not finite: the updates were too large to be added up; "
             "lower training.lr, or bound the updates with faults.norm_bound."
         )
+
+    def _read_only(self, server: ServerState) -> AbstractContextManager[None]:
+        given = {f"server.{name}": getattr(server, name) for name in ("weights", "tensors", "kept")}
+        return read_only(title(self.method), given)

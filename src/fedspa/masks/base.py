@@ -11,7 +11,8 @@ from fedspa.core.client import Client, Trained
 from fedspa.core.client_state import MASK, ClientState, Item
 from fedspa.core.limits import Component, limited
 from fedspa.core.packed_mask import PackedMask
-from fedspa.masks.checking import check_mask, refusal
+from fedspa.core.read_only import read_only
+from fedspa.masks.checking import check_mask
 from fedspa.masks.search_input import SearchInput
 
 if TYPE_CHECKING:
@@ -233,11 +234,9 @@ class MaskSearcher(Fitted, Component, ABC):
         input.
         """
         title = f"mask={self.name} ({type(self).__module__}.{type(self).__qualname__})"
-        given = search.mask, search.weights
-        versions = [tensor._version for tensor in given]  # torch counts the writes into a tensor
-        mask = self.first_mask(search) if first else self.next_mask(search)
-        if versions != [tensor._version for tensor in given]:
-            raise refusal(title, search, "a mask, but wrote into search.mask or search.weights to find it")
+        given = {name: getattr(search, name) for name in ("mask", "weights", "start", "memory")}
+        with read_only(title, {f"search.{name}": value for name, value in given.items()}):
+            mask = self.first_mask(search) if first else self.next_mask(search)
         if mask is not search.mask or first:
             may_change = first or (self.searches and self.searching(search.round))
             check_mask(client, title, search, mask, self.counts(search.round), may_change=may_change)

@@ -20,7 +20,7 @@ from fedspa.core.limits import limited
 from fedspa.core.randomness import uniform
 from fedspa.masks.dst import DST
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import by_tensor, drop_and_grow, whole
+from fedspa.masks.select import by_piece, drop_and_grow, whole
 
 if TYPE_CHECKING:
     from fedspa.core.client import Client
@@ -85,7 +85,7 @@ class ChannelDST(Widths, DST):
         assert channels is not None
         units = space.mask_bits(search.mask)
         vectors = (units, self._dropping(search, channels), self._growing(search, channels))
-        return space.mask_of(by_tensor(drop_and_grow, channels.split, vectors, self._exchanged(search.round)))
+        return space.mask_of(by_piece(drop_and_grow, channels.split, vectors, self._exchanged(search.round)))
 
     def _exchanged(self, round: int) -> list[int]:
         """The units of each group that a search exchanges; none in a group that is whole."""

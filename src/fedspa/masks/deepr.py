@@ -13,7 +13,7 @@ import torch
 
 from fedspa.masks.dynamic import DynamicSearcher
 from fedspa.masks.search_input import SearchInput, random_scores
-from fedspa.masks.select import by_tensor, drop_and_grow
+from fedspa.masks.select import by_piece, drop_and_grow
 
 
 @dataclass(kw_only=True)
@@ -28,4 +28,4 @@ class DeepR(DynamicSearcher):
         assert search.start is not None
         product = search.start * search.weights  # below 0 where the sign changed
         vectors = (search.mask, product, random_scores(search))
-        return by_tensor(drop_and_grow, search.space.split, vectors, search.space.count(product < 0))
+        return by_piece(drop_and_grow, search.space.split, vectors, search.space.count(product < 0))

@@ -19,7 +19,7 @@ from fedspa.core.client_state import Item
 from fedspa.core.limits import limited
 from fedspa.masks.dynamic import Moving
 from fedspa.masks.search_input import SearchInput, random_scores
-from fedspa.masks.select import by_tensor, without_smallest
+from fedspa.masks.select import by_piece, without_smallest
 
 THRESHOLD = "search.threshold"
 """The name of a client's H in its state: float64 [1]."""
@@ -40,7 +40,7 @@ class DSR(Moving):
         if not self.searching(search.round):
             return search.mask
         vectors = (search.mask, search.weights.abs())
-        kept = by_tensor(without_smallest, search.space.split, vectors, self._dropped(search))
+        kept = by_piece(without_smallest, search.space.split, vectors, self._dropped(search))
         draws = random_scores(search)
         draws[search.mask.bool() & ~kept] = -1
         return self.regrown(search, kept, draws, search.space.count(kept))

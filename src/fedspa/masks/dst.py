@@ -15,7 +15,7 @@ import torch
 from fedspa.core.limits import limited
 from fedspa.masks.dynamic import DynamicSearcher
 from fedspa.masks.search_input import SearchInput, random_scores
-from fedspa.masks.select import by_tensor, drop_and_grow
+from fedspa.masks.select import by_piece, drop_and_grow
 
 
 @dataclass(kw_only=True)
@@ -59,4 +59,4 @@ class DST(DynamicSearcher):
         # 3.0000000000000004 or so in binary, at 3.
         exchanged = [math.ceil(rate * count - 1e-9) if count < size else 0 for count, size in pairs]
         vectors = (search.mask, search.weights.abs(), growth)
-        return by_tensor(drop_and_grow, search.space.split, vectors, exchanged)
+        return by_piece(drop_and_grow, search.space.split, vectors, exchanged)

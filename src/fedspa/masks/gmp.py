@@ -16,7 +16,7 @@ from fedspa.core.limits import limited
 from fedspa.masks.base import Counts
 from fedspa.masks.dynamic import Scheduled
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import by_tensor, whole, without_smallest
+from fedspa.masks.select import by_piece, whole, without_smallest
 
 
 @dataclass(kw_only=True)
@@ -65,4 +65,4 @@ class GMP(Scheduled):
         assert planned is not None
         dropped = [now - then for now, then in zip(search.counts, planned, strict=True)]
         vectors = (search.mask, scores)
-        return by_tensor(without_smallest, search.space.split, vectors, dropped).to(search.mask)
+        return by_piece(without_smallest, search.space.split, vectors, dropped).to(search.mask)

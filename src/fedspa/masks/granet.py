@@ -14,7 +14,7 @@ import torch
 from fedspa.masks.dynamic import Annealed
 from fedspa.masks.gmp import GMP
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import by_tensor, drop_and_grow
+from fedspa.masks.select import by_piece, drop_and_grow
 
 
 @dataclass(kw_only=True)
@@ -37,4 +37,4 @@ class GraNet(GMP, Annealed):
             return mask
         counts = self.exchanged(search.round, search.space.count(mask))
         vectors = (mask, search.weights.abs(), search.gradient.abs())
-        return by_tensor(drop_and_grow, search.space.split, vectors, counts)
+        return by_piece(drop_and_grow, search.space.split, vectors, counts)

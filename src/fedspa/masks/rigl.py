@@ -16,7 +16,7 @@ import torch
 
 from fedspa.masks.dynamic import Annealed
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import by_tensor, drop_and_grow
+from fedspa.masks.select import by_piece, drop_and_grow
 
 
 @dataclass(kw_only=True)
@@ -33,4 +33,4 @@ class RigL(Annealed):
         assert search.gradient is not None
         vectors = (search.mask, search.weights.abs(), search.gradient.abs())
         counts = self.exchanged(search.round, search.counts)
-        return by_tensor(drop_and_grow, search.space.split, vectors, counts)
+        return by_piece(drop_and_grow, search.space.split, vectors, counts)

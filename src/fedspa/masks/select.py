@@ -86,15 +86,15 @@ def drop_and_grow(
     return (kept | grown).to(mask.dtype)
 
 
-def by_tensor(
+def by_piece(
     rule: Callable[..., torch.Tensor],
     split: Callable[[torch.Tensor], Sequence[torch.Tensor]],
     vectors: Sequence[torch.Tensor],
     counts: Sequence[int],
 ) -> torch.Tensor:
-    """Apply one of the rules above to each tensor: to its pieces of some vectors [trained], and its count.
+    """Apply one of the rules above to each piece of some vectors [trained], with its count.
 
-    `split` cuts a vector into its pieces, such as `ParameterSpace.split`.
+    `split` cuts a vector into its pieces: `ParameterSpace.split` into tensors, that of channels into groups of units.
     """
     pieces = zip(*map(split, vectors), counts, strict=True)
     return torch.cat([rule(*piece) for piece in pieces])

@@ -19,7 +19,7 @@ from fedspa.core.client_state import Item
 from fedspa.core.limits import limited
 from fedspa.masks.dynamic import Annealed, Moving
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import by_tensor, without_smallest
+from fedspa.masks.select import by_piece, without_smallest
 
 MOMENTUM = "search.momentum"
 """The name of the average of a client's gradients in its state: [trained]."""
@@ -44,7 +44,7 @@ class SNFS(Annealed, Moving):
         exchanged = zip(self.exchanged(search.round, search.counts), self.sparse, strict=True)
         dropped = [count * sparse for count, sparse in exchanged]
         vectors = (search.mask, search.weights.abs())
-        kept = by_tensor(without_smallest, search.space.split, vectors, dropped)
+        kept = by_piece(without_smallest, search.space.split, vectors, dropped)
         sums = [float(piece.sum(dtype=torch.float64)) for piece in search.space.split(strength * search.mask)]
         shares = [total / max(count, 1) for total, count in zip(sums, search.counts, strict=True)]
         return self.regrown(search, kept, strength, shares)

@@ -18,7 +18,7 @@ import torch
 from fedspa.core.limits import limited
 from fedspa.masks.base import Counts, MaskSearcher
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import by_tensor, largest
+from fedspa.masks.select import by_piece, largest
 
 
 @dataclass(kw_only=True)
@@ -42,7 +42,7 @@ class SNIP(MaskSearcher):
         sensitivity = (search.gradient * search.weights).abs()
         if self.scope == "global":
             return largest(sensitivity, sum(self.target)).to(search.mask)
-        return by_tensor(largest, search.space.split, (sensitivity,), self.target).to(search.mask)
+        return by_piece(largest, search.space.split, (sensitivity,), self.target).to(search.mask)
 
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         return search.mask

@@ -20,7 +20,7 @@ from fedspa.core.limits import limited
 from fedspa.masks.base import Counts
 from fedspa.masks.dynamic import DynamicSearcher
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import by_tensor, largest, whole
+from fedspa.masks.select import by_piece, largest, whole
 
 
 @dataclass(kw_only=True)
@@ -55,7 +55,7 @@ class TopKAST(DynamicSearcher):
         """The D + M largest of dense weights [trained], tensor by tensor."""
         counts = self.counts(search.round)
         assert not isinstance(counts, int | None)
-        return by_tensor(largest, search.space.split, (weights.abs(),), counts).to(search.mask)
+        return by_piece(largest, search.space.split, (weights.abs(),), counts).to(search.mask)
 
     def forward_mask(self, weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """A: the D largest weights of each tensor within the mask."""

@@ -8,7 +8,7 @@ part keep a stale v_k.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedspa.core.client import Client, ClientUpdate, Proximal
 from fedspa.core.client_state import ClientState
@@ -17,9 +17,6 @@ from fedspa.core.limits import limited
 from fedspa.core.server import ServerState
 from fedspa.core.settings import TrainingSettings
 from fedspa.methods.base import PersonalMethod
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(kw_only=True)

@@ -19,7 +19,7 @@ from fedspa.core.packed_mask import PackedMask
 from fedspa.core.server import Aggregate, ServerState
 from fedspa.core.settings import TrainingSettings
 from fedspa.masks.base import MaskSearcher
-from fedspa.masks.select import by_tensor, largest
+from fedspa.masks.select import by_piece, largest
 from fedspa.methods.base import MaskedMethod
 
 
@@ -83,5 +83,5 @@ class FedDST(MaskedMethod):
         assert held is not None and update is not None
         weights = torch.where(held, server.weights - update, 0)
         scores = weights.abs().masked_fill(~held, -1)
-        mask = by_tensor(largest, aggregate.space.split, (scores,), aggregate.target_counts).to(weights)
+        mask = by_piece(largest, aggregate.space.split, (scores,), aggregate.target_counts).to(weights)
         return replace(server, weights=mask * weights, tensors={MASK: PackedMask.pack(mask).bits.cpu()})

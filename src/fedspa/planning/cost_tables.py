@@ -23,7 +23,10 @@ def show(report: CostReport) -> RenderableType:
         of_a_search = ", in a round that searches for masks" if report.total.search_flops else ""
         notes.insert(
             0,
-            Text(f"An update is one of the largest client{of_a_search}; others of the run may differ."),
+            Text(
+                f"The column *an update* shows the largest client{of_a_search}. "
+                "Other updates may cost more or less."
+            ),
         )
     return Group(Text(title, style="bold"), "", _tensor_table(report), "", _cost_table(report), "", *notes)
 

@@ -130,7 +130,9 @@ class UpdateCosts:
     def counts(self, network: NetworkCosts, round: int) -> tuple[int, ...]:
         """The active parameters of each tensor that travels, under a mask that is found in a round."""
         parameters = self.space.parameters.sizes
-        counts = by_tensor(self.method.searcher.counts(round), self.fill or costliest, parameters, network)
+        counts = counts_by_tensor(
+            self.method.searcher.counts(round), self.fill or costliest, parameters, network
+        )
         return (*counts, *self.space.running.sizes)
 
     def shape(self, network: NetworkCosts, round: int) -> tuple[int, ...]:
@@ -219,7 +221,9 @@ Fill: TypeAlias = Callable[[int, Sequence[int], NetworkCosts], list[int]]
 """Divides a total of active parameters among tensors of these sizes."""
 
 
-def by_tensor(counts: Counts, fill: Fill, sizes: Sequence[int], network: NetworkCosts) -> Sequence[int]:
+def counts_by_tensor(
+    counts: Counts, fill: Fill, sizes: Sequence[int], network: NetworkCosts
+) -> Sequence[int]:
     """The count of each tensor. `fill` divides the total if only that is known, or nothing."""
     if isinstance(counts, Sequence):
         return counts

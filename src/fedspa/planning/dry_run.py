@@ -63,13 +63,16 @@ def listing(plans: Mapping[str, Plan], finished: Collection[str] = ()) -> str:
     lines.append("")
     if measured:
         lines += [
-            "Time: at least, on an idle machine: dense FLOPs of training, mask search and tests, one after another,",
-            f"at the speed measured here just now: {', '.join(measured.values())}.",
+            "The time is a lower bound for an idle machine: dense FLOPs of training, mask search and tests, divided by",
+            f"the speed measured now: {', '.join(measured.values())}.",
         ]
     remarks = sorted({f"{report.network.remark}." for report in reports.values() if report.network.remark})
     dense = sorted({plan.method.name for plan in plans.values() if plan.method.starts_dense})
     lines.append("Costs: those of the rounds, if all clients have the same size.")
-    lines += [f"method={name} starts dense and prunes later: it will cost less." for name in dense]
+    lines += [
+        f"method={name} starts with all weights and sends fewer later on: it will cost less."
+        for name in dense
+    ]
     return "\n".join([*lines, *remarks])
 
 

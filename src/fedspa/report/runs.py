@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,32 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedspa.config.schema import ONE_EACH
 from fedspa.core import names
+from fedspa.core.components import find_class
 from fedspa.core.errors import UserError, written
+from fedspa.core.lazy_torch import torch_deferred
 from fedspa.core.paths import SET_ASIDE
 from fedspa.core.records import KINDS, VALIDATION
 from fedspa.core.roles import Role, flat, role_of
+from fedspa.core.settings import Config
 from fedspa.tracking.artifacts import artifacts, client_to_read
 from fedspa.tracking.run_folder import RunFiles, Unreadable
 from fedspa.tracking.sweep_run import SWEEP
 
 MOST_RUNS = 50_000
 """The number of runs that MLflow finds at once."""
+
+
+def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of today's settings and of the components of a config, by dotted name."""
+    found = flat(asdict(Config()))
+    for group in ONE_EACH:
+        with torch_deferred(), suppress(UserError, KeyError, TypeError):  # dense runs have no mask
+            for option in fields(find_class(group, config[group]["_target_"], [])):
+                if option.default is not MISSING:
+                    found[f"{group}.{option.name}"] = option.default
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,15 +50,23 @@ class Run(RunFiles):
     def settings(self) -> dict[str, Any]:
         """The settings by the names that a user types: training.lr, and of a group its choice, as method.
 
-        Left out is what changes nothing that a run leaves.
+        Left out is what changes nothing that a run leaves. Settings that an older version did not know have defaults.
         """
         found: dict[str, Any] = {}
-        for key, value in flat(self.config).items():
+        for key, value in {**_defaults(self.config), **flat(self.config)}.items():
             group, _, last = key.rpartition(".")
             if last == "_target_" or role_of(key) is Role.NEITHER:
                 continue
             found[group if last == "name" else key] = written(value) if isinstance(value, list) else value
         return found | {"model": self.summary["model"]}  # with its library: timm:resnet18
+
+    @cached_property
+    def starts_dense(self) -> bool:
+        """`Method.starts_dense` of its method; False if the class is not one of fedspa or a plug-in here."""
+        target = self.config.get("method", {}).get("_target_")
+        with torch_deferred(), suppress(UserError):
+            return bool(find_class("method", target, []).starts_dense)
+        return False
 
     @property
     def seed(self) -> int:

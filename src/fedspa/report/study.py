@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,6 +17,8 @@ from fedspa.report.runs import Found, Run
 Key = TypeVar("Key")
 Varied = tuple[tuple[str, Any], ...]
 """(setting, value) of the settings that differ."""
+Place = tuple[str, str, Varied]
+"""The key of a `Setting`: its data set, its partition, and what was varied of it."""
 
 DATA_SECTIONS = ("dataset", "model", "partition", "federation")
 """Parts of the config that make a data setting; what else changes results makes a row."""
@@ -40,7 +42,7 @@ class Row:
         return _with_values(self.name or self.method, self.varied)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Setting:
     """The data, the clients' shares of it, and the runs on it."""
 
@@ -48,7 +50,7 @@ class Setting:
     """The data set's name in configs."""
     partition: str
     varied: Varied
-    cells: dict[Row, list[Run]] = field(default_factory=dict, compare=False)
+    cells: dict[Row, list[Run]]
     """The runs of each row that has any, in the rows' order; one run a seed, by seed."""
 
     def runs_of(self, row: Row) -> list[Run]:
@@ -124,27 +126,27 @@ def make_study(name: str, found: Found) -> Study:
 
     Of several runs with the same row, data and seed the last found stays.
     """
-    settings: dict[Run, Setting] = {}
+    places: dict[Run, Place] = {}
     rows: dict[Run, Row] = {}
     for (dataset, partition), runs in _grouped(found.runs, _data).items():
         for run, values in _differences([runs], of_data=True).items():
-            settings[run] = Setting(dataset, partition, values)
+            places[run] = dataset, partition, values
     for (method, mask), runs in _grouped(found.runs, _method).items():
-        places = _grouped(runs, settings.__getitem__).values()
-        for run, values in _differences(places, of_data=False).items():
+        for run, values in _differences(_grouped(runs, places.__getitem__).values(), of_data=False).items():
             rows[run] = Row(method, mask, values, _name(run))
-    cells: dict[tuple[Row, Setting], list[Run]] = {}
+    cells: dict[Place, dict[Row, list[Run]]] = {}
     left_out = list(found.left_out)
-    for place, runs in _grouped(found.runs, lambda run: (rows[run], settings[run])).items():
+    for (row, place), runs in _grouped(found.runs, lambda run: (rows[run], places[run])).items():
         by_seed = _grouped(runs, lambda run: run.seed)
-        cells[place] = [same[-1] for _, same in sorted(by_seed.items())]
+        cells.setdefault(place, {})[row] = [same[-1] for _, same in sorted(by_seed.items())]
         for *older, newest in by_seed.values():
             left_out += [(run.name, f"{newest.name} repeats its settings and seed") for run in older]
     ordered = sorted(dict.fromkeys(rows.values()), key=_row_order)
-    data = sorted(dict.fromkeys(settings.values()), key=_data_order)
-    for setting in data:
-        setting.cells.update({row: cells[row, setting] for row in ordered if (row, setting) in cells})
-    return Study(name, ordered, data, [run for runs in cells.values() for run in runs], left_out)
+    settings = [
+        Setting(*place, {row: here[row] for row in ordered if row in here}) for place, here in cells.items()
+    ]
+    settings.sort(key=_data_order)
+    return Study(name, ordered, settings, [run for setting in settings for run in setting.runs], left_out)
 
 
 def _grouped(runs: Iterable[Run], key: Callable[[Run], Key]) -> dict[Key, list[Run]]:
@@ -171,12 +173,11 @@ def _name(run: Run) -> str:
     return method if run.summary["mask"] == "none" else f"{method} ({mask})"
 
 
-def _differences(groups: Iterable[list[Run]], of_data: bool) -> dict[Run, Varied]:
+def _differences(groups: Collection[list[Run]], of_data: bool) -> dict[Run, Varied]:
     """For each run the settings with several values in any group; of those that always agree, the shortest name.
 
     (`method.sparsity`, say, follows `sparsity`.)
     """
-    groups = list(groups)
     runs = [run for group in groups for run in group]
     decisive = {
         name

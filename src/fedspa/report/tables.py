@@ -10,6 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from fedspa.core import names
+from fedspa.core.errors import listed
 from fedspa.core.records import KINDS
 from fedspa.report.labels import slug
 from fedspa.report.runs import Run
@@ -115,15 +116,15 @@ def details_table(study: Study) -> Iterator[Table]:
         if any(value(run) not in (None, 1) for run in setting.runs)
     ]
     if columns:
-        pruned = any(row.method == "subfedavg" for row in study.rows)
+        cells = [cell for setting in study.settings for cell in setting.cells.items()]
+        dense = sorted({row.name for row, runs in cells if runs[0].starts_dense})
+        note = f" Clients of {listed(dense)} start with all weights and send fewer later on." if dense else ""
         caption = (
             "Density: the share of the parameters that are active, as asked for (1 \u2212 sparsity) and measured at "
             "the end in the trained clients\u2019 models: their mean, the sparsest and the densest one. Tensors that "
             "layer_sparsity.mask_scope leaves dense, and counts rounded down, make them differ from what was asked. "
             "Seconds: wall-clock time of training and of mask search in one client update; compare rows of one machine "
-            f"only. A cell: {seeds_text(study)}."
-            + " Sub-FedAvg starts dense and prunes towards what was asked."
-            * pruned
+            f"only. A cell: {seeds_text(study)}.{note}"
         )
         yield Table.make(study, "details", "Density and wall time", caption, columns)
 

@@ -59,6 +59,7 @@ def begun(
         group = group or stack.enter_context(joined(launched()))
         federation = build(plan, launched(), group)
         stack.callback(federation.executor.close)
+        stack.enter_context(explains_memory(plan, federation.runner.setup.engine.lanes))
         folder = group.broadcast(folder)
         with group.synchronised():
             if group.main:

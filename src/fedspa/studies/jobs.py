@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from itertools import product
 from math import ceil
 from typing import Any
@@ -45,10 +46,13 @@ class Job:
     def title(self) -> str:
         """A name for MLflow's narrow column: dst s0.95 seed0. A number has its setting before it."""
         words = []
+        last_words = [text.partition("=")[0].rpartition(".")[2] for text in self.settings]
         for text in sorted(self.settings, key=lambda text: text.startswith("seed=")):  # the seed comes last
             key, _, value = text.partition("=")
             alone = value[:1].isalpha() and value.lower() not in ("true", "false", "none", "null")
-            setting = "" if alone else "s" if key == "sparsity" else key.rpartition(".")[2]
+            last = key.rpartition(".")[2]
+            name = key if last_words.count(last) > 1 else last  # training.lr beside server_optimizer.lr
+            setting = "" if alone else "s" if key == "sparsity" else name
             words.append(file_name([setting + value]))
         return " ".join(words) or SINGLE
 
@@ -60,10 +64,13 @@ class Study:
     name: str
     jobs: tuple[Job, ...]
 
+    @cached_property
+    def _shared(self) -> set[str]:
+        return set.intersection(*(set(job.settings) for job in self.jobs))
+
     def label(self, job: Job) -> str:
         """The settings that differ between jobs, but for the seed: alike for the repetitions of a job."""
-        shared = set.intersection(*(set(other.settings) for other in self.jobs))
-        own = [text for text in job.settings if text not in shared and not text.startswith("seed=")]
+        own = [text for text in job.settings if text not in self._shared and not text.startswith("seed=")]
         return ", ".join(own) or "all"
 
 

@@ -33,29 +33,30 @@ def scores(finished: Iterable[tuple[str, Path]]) -> list[pd.DataFrame]:
     """The final scores of finished jobs, a table for each main metric, which is the name of its columns.
 
     A table has a row for each job under its label, and a column for each kind of model; NaN where a job has no such
-    model.
+    model. Its `attrs` hold the unit of the scores: " %", or "" if they have none.
 
     Args:
         finished: the label and folder of each job. Jobs with the same label differ only in their seed.
     """
     import pandas as pd
 
-    found: dict[str, list[tuple[str, dict[str, float]]]] = {}
+    found: dict[tuple[str, str], list[tuple[str, dict[str, float]]]] = {}
     for label, folder in finished:
         metric, unit, of_kinds = _final_means(folder)
         if of_kinds:
-            found.setdefault(f"{metric}{unit and ' in %'}", []).append((label, of_kinds))
+            found.setdefault((metric, unit), []).append((label, of_kinds))
     tables = []
-    for title, jobs in found.items():
+    for (metric, unit), jobs in found.items():
         labels, rows = zip(*jobs, strict=True)
+        title = f"{metric}{unit and f' in{unit}'}"
         tables.append(pd.DataFrame(rows, index=labels).filter(KINDS).rename_axis(columns=title))
+        tables[-1].attrs["unit"] = unit
     return tables
 
 
 def means(runs: pd.DataFrame) -> pd.DataFrame:
     """The number of runs of each label of such a table, and their means as text."""
-    unit = " %" if runs.columns.name.endswith("%") else ""
     grouped = runs.groupby(level=0, sort=False)
-    shown = grouped.mean().map(lambda mean: names.shown(mean, unit) if mean == mean else "-")
+    shown = grouped.mean().map(lambda mean: names.shown(mean, runs.attrs["unit"]) if mean == mean else "-")
     shown.insert(0, "runs", grouped.size())
     return shown.rename_axis(columns=f"mean {runs.columns.name}")

@@ -112,7 +112,7 @@ class ConsoleView:
         self._say(
             f"\n{word} after {self._done} of {show_count(self._info.rounds, 'round')}: {reason}", style="bold"
         )
-        self._say(f"What there is lies in the folder {_short(self._info.folder)}")
+        self._say(f"The files written so far are in {_short(self._info.folder)}")
 
     def _say(self, text: str, style: str | None = None) -> None:
         self._console.print(text, style=style, soft_wrap=True)  # never breaks a path in two
