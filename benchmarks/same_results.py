@@ -87,7 +87,14 @@ RENAMED_VALUES: dict[str, dict[str, dict[str, str]]] = {}
 # {"rounds.csv": ["new_.*"]}: columns that only this working tree has.
 ADDED_COLUMNS: dict[str, list[str]] = {
     "rounds.csv": ["cost/flops_.*", "cost/traffic_(down|up|mask|encoded|dense)_bytes", "train/explored.*"],
-    "summary.json": ["metrics", "continued/.*", "in_percent", "lower_is_better", "final/explored.*"],
+    "summary.json": [
+        "metrics",
+        "continued/.*",
+        "in_percent",
+        "lower_is_better",
+        "final/explored.*",
+        "clients_keep",
+    ],
     "client_states.safetensors": [r"\d+\.explored.*"],
 }
 # {"rounds.csv": {".*_accuracy_.*": 1e-6}}: by how much columns may differ, as a share, where only rounding has changed.

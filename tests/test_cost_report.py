@@ -197,7 +197,7 @@ def test_the_command_prints_tables_and_leaves_nothing(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
     assert "10,000 client updates in 1,000 rounds" in shown
     assert "features.conv5.weight  512x256x3x3    747,470    0.634" in shown
-    assert "in a round that searches for masks; others" in " ".join(shown.split())  # the last one does not
+    assert "in a round that searches for masks. Other" in " ".join(shown.split())  # the last one does not
     assert max(map(len, shown.splitlines())) <= 80
 
 

@@ -9,6 +9,7 @@ import runpy
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,14 @@ import fedspa.export.runs
 import fedspa.runs.experiment
 from fedspa.config.plan import check
 from fedspa.config.schema import register
+from fedspa.core.client import Client, ClientUpdate
+from fedspa.core.client_state import ClientState
+from fedspa.core.errors import UserError
 from fedspa.core.paths import config_dir
+from fedspa.core.server import ServerState
 from fedspa.export.formats import as_onnx, as_safetensors, as_torch
 from fedspa.export.stored_run import StoredRun
+from fedspa.methods.fedspa import FedSpa
 from fedspa.partition.clients import client_rows
 from fedspa.runs.assembly import Federation, build
 from fedspa.runs.commands import main
@@ -289,6 +295,38 @@ def test_models_that_a_run_does_not_hold(
     assert "mask=rigl makes models of what clients keep" in refusal(command(f"run={rigl}", *words))
     small = copied(sparse, tmp_path / "small", **{"dataset.image_size": 12})
     assert "holds other tensors than the run's model has" in refusal(command(f"run={small}", *words))
+
+
+@dataclass(kw_only=True)
+class Averaging(FedSpa):
+    """FedSpa whose personal model is the mean of the global weights and the client's own, once it was trained."""
+
+    def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
+        update = super().client_update(client, server)
+        assert update.state is not None and update.local is not None
+        return replace(update, state=update.state | {"average": update.local})
+
+    def personal(self, weights: torch.Tensor, state: ClientState) -> torch.Tensor:
+        shared = super().personal(weights, state)
+        return (shared + state.tensor("average")) / 2 if "average" in state else shared
+
+
+@pytest.mark.parametrize("save", ["true", "false"])
+def test_an_item_that_clients_keep_only_after_an_update_must_be_saved(save: str, tmp_path: Path) -> None:
+    method = {"name": "averaging", "_target_": f"{__name__}.Averaging"}
+    options = ("mask=dst", "sparsity=0.8", f"save.personal={save}")
+    folder = trained(tmp_path / "run", *options, method=method, trusted_packages=[__name__])
+    assert "average" in json.loads((folder / "summary.json").read_text())["clients_keep"]
+    stored = StoredRun(folder)
+    stored.model("personal", NEVER)
+    stored.model("local", 0)
+    if save == "true":
+        with safe_open(folder / "client_states.safetensors", "pt") as file:
+            assert "0.average" in file.keys()  # noqa: SIM118 (no mapping)
+        stored.model("personal", 0)
+    else:
+        with pytest.raises(UserError, match=r"^method=averaging makes models .* save.personal=true"):
+            stored.model("personal", 0)
 
 
 REMEMBERED = {

@@ -8,8 +8,9 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,6 +33,20 @@ from fedspa.models.narrowing import narrowed
 from fedspa.tracking.client_table import saved_items
 
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class NotSaved:
+    """An item of a client's state that the run did not save. A model that needs it cannot be made."""
+
+    user: str
+    """The part of the config that makes models of the item: method=ditto."""
+
+    def item(self) -> NoReturn:
+        raise UserError(
+            f"{self.user} makes models of what clients keep beside their masks, which the run did not save: train "
+            "it with save.personal=true to export one, or take another model."
+        )
 
 
 class StoredRun:
@@ -139,12 +154,12 @@ class StoredRun:
             f"mask={plan.names['mask']}": _starts_from_memory(plan.mask),
             "personal_layers": self._whole.kept,
         }
-        if needed := [what for what, kept in beside.items() if kept]:
-            raise UserError(
-                f"{needed[0]} makes models of what clients keep beside their masks, which the run did not save: train "
-                "it with save.personal=true to export one, or take another model."
-            )
-        return state
+        for what, kept in beside.items():
+            if kept:
+                NotSaved(what).item()
+        not_saved = NotSaved(f"method={plan.names['method']}")
+        kept_by_clients = _listed(self._folder / "summary.json", "clients_keep")
+        return state | ClientState(dict.fromkeys(kept_by_clients, not_saved))
 
     def _remembered(self, client: int, at_least: set[str]) -> ClientState:
         """The stored items of a client without its mask."""
@@ -202,7 +217,7 @@ class StoredRun:
             arguments=arguments,
             batchnorm=plan.resolved["model"].get("batchnorm"),
             source=source,
-            class_names=_class_names(self._folder),
+            class_names=_listed(self._folder / "partition.json", "classes"),
             alpha=alpha,
         )
 
@@ -229,9 +244,10 @@ def _starts_from_memory(searcher: MaskSearcher | None) -> bool:
     return searcher is not None and type(searcher).start is not MaskSearcher.start
 
 
-def _class_names(folder: Path) -> tuple[str, ...]:
+def _listed(file: Path, key: str) -> tuple[str, ...]:
+    """A list of names in a JSON file; empty if it is not there."""
     with suppress(OSError, ValueError):
-        return tuple(json.loads((folder / "partition.json").read_text()).get("classes", ()))
+        return tuple(json.loads(file.read_text()).get(key, ()))
     return ()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedspa.core.client import ClientUpdate, Initial
-from fedspa.core.client_state import ClientState, Item, StoredItem
+from fedspa.core.client_state import MASK, ClientState, Item, StoredItem
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.records import Costs
 from fedspa.core.server import ServerState
@@ -94,6 +94,10 @@ class FederationState:
     def densities(self) -> list[float]:
         """The density of each client with a completed update."""
         return [self.density(client) for client in self.clients]
+
+    def items_kept(self) -> list[str]:
+        """The names of all that clients with a completed update keep beside their masks, sorted."""
+        return sorted({name for state in self.clients.values() for name in state} - {MASK})
 
     def remember(self, client: int, update: ClientUpdate) -> None:
         """Store the client's state after its update."""

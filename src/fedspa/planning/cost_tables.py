@@ -24,7 +24,7 @@ def show(report: CostReport) -> RenderableType:
         notes.insert(
             0,
             Text(
-                f"The column *an update* shows the largest client{of_a_search}. "
+                f'The column "an update" shows the largest client{of_a_search}. '
                 "Other updates may cost more or less."
             ),
         )

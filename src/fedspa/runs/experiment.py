@@ -170,9 +170,9 @@ class BegunRun:
             weighting = self._plan.settings.eval.weighting
             finetuned = spreads(self._federation.runner.evaluators, scores, weighting)["finetuned"]
             finetune_flops = loop.tests.finetune_flops(epochs)
-        densities = loop.state.densities()
+        densities, items = loop.state.densities(), loop.state.items_kept()
         summary = self._group.from_first(
-            lambda: summarise(self._info, finetuned, self._state.seconds, finetune_flops, densities)
+            lambda: summarise(self._info, finetuned, self._state.seconds, finetune_flops, densities, items)
         )
         keep_states = self._plan.settings.save.personal
         return result(self._federation, scores, summary, keep_states=keep_states)

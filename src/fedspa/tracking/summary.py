@@ -21,6 +21,7 @@ def summarise(
     total_seconds: float,
     finetune_flops: int | None = 0,
     densities: Sequence[float] = (),
+    clients_keep: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The summary of a run whose rounds are all in its folder. docs/files.md describes its keys.
 
@@ -28,6 +29,7 @@ def summarise(
         finetuned: scores after the final fine-tuning by metric, empty without it.
         finetune_flops: of the final fine-tuning, which the total leaves out.
         densities: measured, of each trained client.
+        clients_keep: the names of what trained clients keep beside their masks.
     """
     rounds, timing = (read_table(info.folder / f"{name}.csv") for name in ("rounds", "timing"))
     faults = Counter(row["kind"] for row in Tail(info.folder / "events.csv").rows())
@@ -45,6 +47,7 @@ def summarise(
         "rounds": info.rounds,
         **{f"continued/{name}": getattr(info.continued, name, None) for name in Continued._fields},
         "clients": info.clients,
+        "clients_keep": list(clients_keep),
         **{f"client_tests/{key}": value for key, value in (asdict(info.tests) if info.tests else {}).items()},
         "metrics": list(info.metrics),
         "lower_is_better": list(info.lower_is_better),
