@@ -9,7 +9,7 @@ import torch
 from fedspa.core.limits import limited
 from fedspa.masks.dynamic import DynamicSearcher
 from fedspa.masks.search_input import SearchInput
-from fedspa.masks.select import by_tensor, drop_and_grow
+from fedspa.masks.select import by_piece, drop_and_grow
 
 
 @dataclass(kw_only=True)
@@ -24,4 +24,4 @@ class Lottery(DynamicSearcher):
         draws = torch.rand(search.space.total, generator=search.generator).to(search.weights)
         counts = [int(self.share * count) for count in search.counts]
         vectors = (search.mask, search.weights.abs(), draws)
-        return by_tensor(drop_and_grow, search.space.split, vectors, counts)
+        return by_piece(drop_and_grow, search.space.split, vectors, counts)
