@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from inspect import isabstract
 from typing import Any
@@ -12,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedspa.core.errors import UserError, brief, written
 from fedspa.core.explaining import explain
+from fedspa.core.lazy_torch import torch_deferred
 from fedspa.core.plugin_packages import packages as plugin_packages
 
 KINDS = {
@@ -37,6 +39,16 @@ def find_class(where: str, target: str | None, trusted: list[str]) -> Any:
         packages = ("fedspa", *trusted, *plugin_packages())
         raise UserError(f"{where}._target_={written(target)} is not a class of {' or '.join(packages)}.")
     return found
+
+
+def known_class(where: str, target: str | None) -> Any | None:
+    """The class that `<where>._target_` names, found without torch where it does not need it.
+
+    None unless it is one of fedspa or of an installed plug-in: a reader of old configs imports nothing else.
+    """
+    with torch_deferred(), suppress(UserError):
+        return find_class(where, target, [])
+    return None
 
 
 def find_object(setting: str, target: str | None, trusted: list[str]) -> Any:

@@ -20,7 +20,7 @@ class PackedMask:
     CPU in the state of a client with a completed update."""
     length: int
     resident: torch.Tensor | None = None
-    """The same bits on the device of the run, for a mask on the CPU that was made there. They stay in this process."""
+    """A copy of the bits on the device of the run, for a mask that was made there. It stays in this process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedMask, (self.bits, self.length)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
-from fedspa.core.components import find_class
-from fedspa.core.errors import UserError
-from fedspa.core.lazy_torch import torch_deferred
+from fedspa.core.components import known_class
 
 DATASETS = {
     "emnist_letters": "EMNIST-L",
@@ -36,8 +33,8 @@ def component(group: str, config: Mapping[str, Any]) -> str:
     """
     name, target = str(config["name"]), str(config.get("_target_") or "")
     own = target.rpartition(".")[2]
-    with torch_deferred(), suppress(UserError):  # few need torch; the package may be unknown here
-        own = vars(find_class(group, target, [])).get("label", own)
+    if kind := known_class(group, target):
+        own = vars(kind).get("label", own)
     if slug(name).replace("-", "") != slug(own).replace("-", ""):
         own = " ".join(_capitals(word, own) for word in name.split("_"))
     return re.sub("(?<=[A-Za-z]{2})(?=Fed)", "-", own)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +15,8 @@ import pandas as pd
 
 from fedspa.config.schema import ONE_EACH
 from fedspa.core import names
-from fedspa.core.components import find_class
+from fedspa.core.components import known_class
 from fedspa.core.errors import UserError, written
-from fedspa.core.lazy_torch import torch_deferred
 from fedspa.core.paths import SET_ASIDE
 from fedspa.core.records import KINDS, VALIDATION
 from fedspa.core.roles import Role, flat, role_of
@@ -35,8 +33,8 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of today's settings and of the components of a config, by dotted name."""
     found = flat(asdict(Config()))
     for group in ONE_EACH:
-        with torch_deferred(), suppress(UserError, KeyError, TypeError):  # dense runs have no mask
-            for option in fields(find_class(group, config[group]["_target_"], [])):
+        if kind := known_class(group, (config.get(group) or {}).get("_target_")):
+            for option in fields(kind):
                 if option.default is not MISSING:
                     found[f"{group}.{option.name}"] = option.default
     return found
@@ -63,10 +61,8 @@ class Run(RunFiles):
     @cached_property
     def starts_dense(self) -> bool:
         """`Method.starts_dense` of its method; False if the class is not one of fedspa or a plug-in here."""
-        target = self.config.get("method", {}).get("_target_")
-        with torch_deferred(), suppress(UserError):
-            return bool(find_class("method", target, []).starts_dense)
-        return False
+        kind = known_class("method", self.config.get("method", {}).get("_target_"))
+        return kind is not None and kind.starts_dense
 
     @property
     def seed(self) -> int:
