@@ -75,6 +75,7 @@ def test_costs_and_checkpoints_of_every_method(plan, method):
         ("method=dispfl mask=snip", ["method=dispfl", "mask=dst"]),
         ("method=dispfl server_optimizer=adam", ["server_optimizer=adam", "method=dispfl"]),
         ("method=ssfl mask=dst", ["mask=dst", "method=ssfl", "mask=snip"]),
+        ("method=ssfl mask=topkast", ["mask=topkast", "method=ssfl", "mask=snip"]),
         ("method=feddst mask=snip", ["method=feddst", "mask=dst"]),
         ("method=feddst mask.initial=different", ["method=feddst", "mask.initial=same"]),
         ("method=mapper method.shares=[]", ["method.shares", "empty"]),

@@ -96,7 +96,7 @@ class Event:
     client: int | None
     """None for an event of the whole round."""
     kind: str
-    """In one word: dropout, late, lost, corrupt, diverged, too_large, clipped or empty_round."""
+    """In one word: dropout, late, lost, corrupt, diverged, norm_bound or empty_round."""
     action: str
     """The action taken, in words."""
     detail: str

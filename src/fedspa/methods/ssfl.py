@@ -28,7 +28,7 @@ class SSFL(MaskedMethod):
     shares_mask: ClassVar[bool] = True
 
     def check_mask(self, searcher: MaskSearcher) -> None:
-        if not searcher.searches_first:
+        if not searcher.needs_first_gradient:
             raise UserError(
                 f"mask={searcher.name} finds no mask by saliency, as method={self.name} needs it: use mask=snip."
             )
