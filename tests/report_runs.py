@@ -48,11 +48,13 @@ def make_run(
     finetune: float = 0,
     masks: dict[str, list[int]] | None = None,
     density: tuple[float, float, float, float] | tuple[()] = (),
+    metrics: tuple[str, ...] = ("accuracy",),
     **config: Any,
 ) -> Path:
     """A run whose `curves` hold an accuracy a round by kind of model; the last is the final one.
 
     `density`: as asked for, and mean, least and most as measured.
+    `metrics`: all of them have the values of `curves`; those other than accuracy are errors.
     `masks` hold a 0 or 1 for each of the eight weights of a network with the tensors `z` (six) and `a` (two).
     """
     partition = partition or {"name": "dirichlet", "gamma": 0.3}
@@ -89,7 +91,7 @@ def make_run(
         label_counts=LABEL_COUNTS,
         partition_rows=[np.arange(4) + 4 * client for client in range(4)],
         kinds=kinds,
-        metrics=("accuracy",),
+        metrics=metrics,
     )
     tracker = RunFolder()
     tracker.start(info)
@@ -99,7 +101,7 @@ def make_run(
             RoundRecord(
                 round=round, participants=(0, 1), learning_rate=0.1, loss=1.0, samples=8, costs=costs,
                 total_costs=costs, dense_costs=costs,
-                scores={kind: {"accuracy": spread(curves[kind][round - 1])} for kind in kinds},
+                scores={kind: dict.fromkeys(metrics, spread(curves[kind][round - 1])) for kind in kinds},
                 extras={}, seconds={"train": 0.4, "search": 0.1 if mask == "dst" else 0.0, "total": 0.6},
             )
         )  # fmt: skip
@@ -112,11 +114,13 @@ def make_run(
         "seed": seed,
         "rounds": info.rounds,
         "clients": clients,
-        "metrics": ["accuracy"],
+        "metrics": list(metrics),
+        "lower_is_better": [metric for metric in metrics if metric != "accuracy"],
         **{
             names.final(name): value
             for kind, of_kind in final.items()
-            for name, value in names.spread_values("accuracy", kind, of_kind).items()
+            for metric in metrics
+            for name, value in names.spread_values(metric, kind, of_kind).items()
         },
         "cost/traffic_bytes": traffic,
         "cost/traffic_down_bytes": traffic / 2,
@@ -136,7 +140,11 @@ def make_run(
                 "test_size": np.full(4, 2),
                 "client_updates": np.full(4, 1),
                 "density": np.full(4, 0.5),
-                **{f"accuracy/{kind}": np.full(4, float(values[-1])) for kind, values in curves.items()},
+                **{
+                    f"{metric}/{kind}": np.full(4, float(values[-1]))
+                    for metric in metrics
+                    for kind, values in curves.items()
+                },
             },
             weights={"z": torch.zeros(2, 3), "a": torch.zeros(2)},
             masks={client: torch.from_numpy(np.packbits(bits)) for client, bits in (masks or {}).items()},

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import html
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from report_runs import make_run
@@ -57,7 +59,7 @@ def small(tmp_path: Path) -> Study:
     dense = {"method": "fedavg", "mask": "none", "sparsity": 0.0, "traffic": 6e6, "flops": 4e9}
     make_run(tmp_path / "f0", {"global": [60, 70], "local": [60, 81.04]}, seed=0, **dense)
     make_run(tmp_path / "f1", {"global": [60, 74], "local": [60, 81]}, seed=1, **dense)
-    make_run(tmp_path / "fi", {"global": [60, 90], "local": [60, 91]}, partition={"name": "iid"}, **dense)
+    make_run(tmp_path / "f%20i", {"global": [60, 90], "local": [60, 91]}, partition={"name": "iid"}, **dense)
     return study_of(tmp_path)
 
 
@@ -394,7 +396,7 @@ def test_the_page_needs_nothing_else(small: Study, tmp_path: Path) -> None:
     drawn = [report.pictures[2], report.pictures[5]]  # saving them all would take seconds
     text = write_report(replace(report, pictures=drawn), small, tmp_path / "out").read_text()
     links = re.findall(r'(?:src|href)="(?!data:|#)(.*?)"', text)
-    assert links and all((tmp_path / "out" / link).exists() for link in links)
+    assert links and all((tmp_path / "out" / unquote(link)).exists() for link in links)
     assert not re.findall(r"https?://|@import|url\(|<script|<link", text)
     assert "torn: its summary.json cannot be read." in text
     assert "No cell of this study is one of the paper\u2019s" in text
@@ -443,6 +445,7 @@ def test_masks_are_drawn_where_runs_kept_them(tmp_path: Path) -> None:
         (["sweep="], "sweep= has no value"),
         (["sweep=no_such_sweep"], "sweep=no_such_sweep is not known"),
         (["runs=nowhere"], "runs=nowhere is no folder"),
+        ([f"runs={'x' * 300}"], "is no folder"),
         (["runs=.", "paper=maybe"], "paper=maybe is not true or false"),
         (["runs=.", "targets=a"], "targets[0]=a is not a number"),
         (["runs=${x}"], "runs=${x} cannot be resolved: the setting x does not exist or is null."),
@@ -466,6 +469,11 @@ def test_options_are_read(tmp_path: Path) -> None:
 
 def test_the_command_writes_a_report_without_torch(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "a", {"global": [10, 20]})
+    ascii_only = {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }  # files are UTF-8 all the same
     (make_run(tmp_path / "runs" / "b", {"global": [10, 20]}) / "summary.json").unlink()
     script = project_root() / "src" / "report.py"
     code = f"import runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, {str(script.parent)!r})\n"
@@ -478,7 +486,9 @@ def test_the_command_writes_a_report_without_torch(tmp_path: Path) -> None:
         f"runs={tmp_path / 'runs'}",
         f"out={tmp_path / 'out'}",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, check=True, env=os.environ | ascii_only
+    )
     assert "Left out: b: it has no summary.json, so it has not finished." in done.stdout
     assert f"The report is {tmp_path / 'out' / 'index.html'}" in done.stdout
     assert done.stdout.splitlines()[-1] == "False"

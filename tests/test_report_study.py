@@ -16,6 +16,7 @@ from fedspa.core import components
 from fedspa.core.errors import UserError
 from fedspa.core.paths import config_dir
 from fedspa.report import labels, masks
+from fedspa.report.page import make_report
 from fedspa.report.runs import Run, folders_in_store, folders_under, read_runs, varied
 from fedspa.report.study import Study, make_study
 from fedspa.report.table import Cell
@@ -148,6 +149,22 @@ def test_a_methods_public_rows_make_no_other_data(tmp_path: Path) -> None:
     study = study_of(tmp_path)
     assert [setting.label for setting in study.settings] == ["Digits, Dirichlet 0.3"]
     assert [row.label for row in study.rows] == ["FedAvg", "FedMD"]
+
+
+def test_runs_of_two_main_metrics_are_two_settings(tmp_path: Path) -> None:
+    for metrics in (("mse",), ("mae",), ("mae", "mse")):
+        make_run(tmp_path / "-".join(metrics), {"global": [500, 400]}, seed=len(metrics), metrics=metrics)
+    study = study_of(tmp_path)
+    assert [(setting.split, setting.metric, len(setting.runs)) for setting in study.settings] == [
+        ("Dirichlet 0.3 metric=mae", "mae", 2), ("Dirichlet 0.3 metric=mse", "mse", 1),
+    ]  # fmt: skip
+    known = [
+        column.best
+        for table in make_report(study).tables
+        for place, column in enumerate(table.columns)
+        if column.quantity in ("mse", "mae") and any(cells[place].values for cells in table.lines.values())
+    ]
+    assert known == ["low"] * 3
 
 
 def test_what_was_varied_of_a_method_makes_rows(tmp_path: Path) -> None:

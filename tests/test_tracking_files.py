@@ -320,9 +320,15 @@ def test_the_partition_shows_every_client_and_class(clients: int, classes: int) 
 
 
 def test_labels_do_not_overlap() -> None:
-    assert spread_out([10.0, 50.0], 5) == [10.0, 50.0]
-    assert spread_out([50.0, 50.0], 5) == [47.5, 52.5]
-    assert spread_out([98.0, 99.0, 100.0], 5) == [90.0, 95.0, 100.0]
+    assert spread_out([10.0, 50.0], 5, top=100) == [10.0, 50.0]
+    assert spread_out([50.0, 50.0], 5, top=100) == [47.5, 52.5]
+    assert spread_out([98.0, 99.0, 100.0], 5, top=100) == [90.0, 95.0, 100.0]
+
+
+def test_the_name_of_a_large_error_stands_at_the_end_of_its_line() -> None:
+    figure = score_picture({"global": [(1, 500.0, 1.0), (2, 400.0, 1.0)]}, "a regression", "mse")
+    assert [label.xyann for label in figure.axes[0].texts if label.get_text() == "global 400"] == [(10, 0)]
+    assert [label.xy[1] for label in figure.axes[0].texts if label.get_text() == "global 400"] == [400.0]
 
 
 # Several trackers as one

@@ -19,7 +19,7 @@ def run_folder(run: str) -> Path:
 
     Raises `UserError` for a run that is unknown, or has not finished.
     """
-    folder = Path(run) if Path(run).is_dir() else _named(run)
+    folder = Path(run) if os.path.isdir(run) else _named(run)
     if not (folder / "config.yaml").is_file():
         raise UserError(
             f"run={run} is no run: a run's folder has a config.yaml and, once finished, a summary.json."

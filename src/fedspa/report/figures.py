@@ -87,7 +87,7 @@ def accuracy_by_traffic(study: Study, setting: Setting) -> Picture | None:
             if of == kind:
                 axes.plot(*zip(*sorted(path), strict=True), color=FAINT, linewidth=1, zorder=0)
         labels = sorted(tags.get(kind, []))
-        heights = spread_out([y for y, *_ in labels], (high - low) / 18) if labels else []
+        heights = spread_out([y for y, *_ in labels], (high - low) / 18, high) if labels else []
         for height, (_, x, text, color) in zip(heights, labels, strict=True):
             axes.annotate(
                 text, (x, height), xytext=(6, -3), textcoords="offset points", color=color, fontsize=8

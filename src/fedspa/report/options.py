@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,9 +52,8 @@ def _sweep(name: str) -> tuple[str, Path]:
 
 
 def _runs(text: str) -> tuple[str, Path | str]:
-    folder = Path(text)
-    if folder.is_dir():
-        return folder.resolve().name, folder
+    if os.path.isdir(text):  # Path.is_dir raises an error for a filter that is too long for a file's name
+        return Path(text).resolve().name, Path(text)
     if not any(word in text.lower() for word in ("=", "<", ">", " like ", " in ")):
         raise UserError(
             f"runs={text} is no folder, and a filter of MLflow looks like \"tags.dataset = 'digits'\"."

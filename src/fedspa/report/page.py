@@ -17,6 +17,7 @@ import pandas as pd
 
 from fedspa.core import names
 from fedspa.core.errors import listed, written
+from fedspa.core.files import write_whole
 from fedspa.core.paths import git, project_root
 from fedspa.costs.units import show_count
 from fedspa.report import tables
@@ -79,10 +80,10 @@ def write_report(report: Report, study: Study, folder: Path) -> Path:
         picture.figure.savefig(png, dpi=150, metadata={"Software": None})
     results(study, report.tables).to_csv(folder / "results.csv", index=False, lineterminator="\n")
     for name in ("report.md", "tables.tex"):
-        (folder / name).write_text(render(name, report=report))
+        write_whole(folder / name, render(name, report=report))
     links = [(run.name, _link(run.folder, folder)) for run in study.runs]
     page = folder / "index.html"
-    page.write_text(render("page.html", report=report, drawings=drawings, links=links))
+    write_whole(page, render("page.html", report=report, drawings=drawings, links=links))
     return page
 
 

@@ -129,8 +129,10 @@ def make_study(name: str, found: Found) -> Study:
     places: dict[Run, Place] = {}
     rows: dict[Run, Row] = {}
     for (dataset, partition), runs in _grouped(found.runs, _data).items():
+        several = len({run.metrics[0] for run in runs}) > 1  # scores of two metrics cannot be compared
         for run, values in _differences([runs], of_data=True).items():
-            places[run] = dataset, partition, values
+            metric = (("metric", run.metrics[0]),) * several
+            places[run] = dataset, partition, (*values, *metric)
     for (method, mask), runs in _grouped(found.runs, _method).items():
         for run, values in _differences(_grouped(runs, places.__getitem__).values(), of_data=False).items():
             rows[run] = Row(method, mask, values, _name(run))

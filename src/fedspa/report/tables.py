@@ -210,7 +210,7 @@ def score_column(setting: Setting, kind: str, metric: str, statistic: str = "mea
         clients = int(runs[0].summary["clients"])
         return f" ({tested}/{clients})" if main and tested < clients else ""
 
-    lower = names.is_error(setting.runs[0].summary, metric)
+    lower = any(names.is_error(run.summary, metric) for run in setting.runs)
     return Column(
         setting, setting.split, f"{kind}, %" if unit else kind, lambda run: run.score(metric, kind, statistic),
         1 if unit else 3, best="low" if lower else "high", note=note,

@@ -64,7 +64,7 @@ def set_title(axes: Axes, title: str, subtitle: str) -> None:
     )
 
 
-def spread_out(heights: list[float], gap: float, top: float = 100) -> list[float]:
+def spread_out(heights: list[float], gap: float, top: float) -> list[float]:
     """Ascending label heights pushed apart to at least `gap`, around where they belong, at most `top`."""
     placed: list[float] = []
     for height in heights:

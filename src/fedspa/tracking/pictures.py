@@ -106,7 +106,9 @@ def score_picture(
     axes.set_xlim(min(rounds[0] for rounds, *_ in drawn.values()) - 0.5, last + 0.5)
     axes.set_ylim(0, top)
     ends = sorted((means[-1], kind) for kind, (_, means, _) in drawn.items())
-    for height, (mean, kind) in zip(spread_out([mean for mean, _ in ends], 0.055 * top), ends, strict=True):
+    for height, (mean, kind) in zip(
+        spread_out([mean for mean, _ in ends], 0.055 * top, top), ends, strict=True
+    ):
         axes.annotate(
             f"{kind} {names.shown(mean, unit, 1)}", (last, height), xytext=(10, 0), textcoords="offset points",
             color=COLORS[kind], va="center", fontsize=9.5, fontweight="bold", annotation_clip=False,
