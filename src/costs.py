@@ -1,4 +1,4 @@
-"""Tell what a run would cost in FLOPs and traffic; nothing is trained.
+"""Print the FLOPs and traffic of a run before it runs; nothing is trained.
 
     python src/costs.py experiment=cifar10_iid sparsity=0.5               as tables
     python src/costs.py experiment=cifar10_iid sparsity=0.5 format=json   as JSON and nothing else
@@ -22,7 +22,7 @@ from fedspa.core.settings import Config
 
 @dataclass
 class CostConfig(Config):
-    """The settings of a run, and how to tell its costs."""
+    """The settings of a run, and the form of the output."""
 
     dry_run: bool = True
     """A sweep's jobs are listed, not run."""

@@ -1,4 +1,4 @@
-"""Send to MLflow what its tracking store has not got of runs: all that lies in their folders.
+"""Send to MLflow everything of runs that its tracking store lacks. It is read from the runs' folders.
 
 python src/sync.py <folder of a run, or of several> ...
 """

@@ -55,14 +55,15 @@ Task = Callable[[Plan, Path], None]
 
 @command
 def main(task: Task, usage: str | None = None, schema: type[Config] = Config) -> int:
-    """Do what the command line says: `task` once, or with -m once for each job of a sweep.
+    """Run the command line: `task` once, or with -m once for each job of a sweep.
 
-    `usage`: the text of `--help` on this command, above the groups of the config.
-    `schema`: the settings of this command, those of a run and perhaps some of its own.
-    Returns the exit code: 0, done; 1, fedspa has a bug, whose traceback is shown; 2, a mistake of the user, told in one
-    sentence (under HYDRA_FULL_ERROR=1 with its traceback); 75, preempted by SIGTERM or SIGUSR1, to be resumed; 130,
-    stopped by Ctrl-C; 141, nobody reads standard output any more. After several jobs, the highest of theirs. Of several
-    ranks all do so, and the first speaks.
+    Args:
+        usage: the text of `--help` for this command, above the groups of the config.
+        schema: the settings of this command: those of a run, and further ones.
+
+    Returns the exit code: 0, done; 1, a bug of fedspa, with its traceback; 2, a mistake of the user, in one sentence
+    (with HYDRA_FULL_ERROR=1 also its traceback); 75, ended by SIGTERM or SIGUSR1; 130, ended by Ctrl-C; 141, standard
+    output was closed. Several jobs return their highest code. All ranks return the code, and the first prints.
     """
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra reports errors itself, and exits
@@ -110,7 +111,7 @@ def _choices(group: str) -> str:
 
 
 def _job(task: Task, show_traceback: bool) -> Callable[[DictConfig], None]:
-    """One run, which tells of its own failure at once. That ends the program, or only this job of a sweep."""
+    """One run, which reports its own failure at once. That ends the program, or only this job of a sweep."""
 
     def job(config: DictConfig) -> None:
         chosen = HydraConfig.get()
@@ -174,14 +175,14 @@ def _one_of(chosen: Any) -> bool:
 
 
 def log_into(folder: Path) -> None:
-    """Have Hydra's log file in this folder, should there be anything to log."""
+    """Let Hydra's log file be in this folder. It is made when there is something to log."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler) and handler.stream is None:  # not begun yet
             handler.baseFilename = str(folder.resolve() / Path(handler.baseFilename).name)
 
 
 def report(error: Exception, show_traceback: bool) -> int:
-    """Tell of an error: a user's mistake in one sentence, a bug with its traceback. Returns the exit code."""
+    """Print an error: a user's mistake as one sentence, a bug with its traceback. Returns the exit code."""
     if isinstance(error, OSError) and error.errno in UNWRITABLE:
         error = unwritable(error)
     mistake = isinstance(error, UserError)

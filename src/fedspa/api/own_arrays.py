@@ -65,7 +65,7 @@ def _tensor(where: str, values: Any) -> torch.Tensor:
 
 
 def as_array(where: str, values: Any) -> np.ndarray:
-    """Lists, arrays and dense tensors as an array. Raises `UserError` for what cannot be one."""
+    """Lists, arrays and dense tensors as an array. Raises `UserError` for anything else."""
     try:
         return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
     except (TypeError, ValueError, RuntimeError) as error:

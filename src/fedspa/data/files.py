@@ -143,7 +143,7 @@ def open_tables(path: str, origin: str, splits: Sequence[str]) -> dict[str, data
     """The tables in the files at `path` by split. A file belongs to the split that its name begins with; where no name
     begins so, all files are the first split's.
 
-    splits: names that may be those of splits. Raises `UserError` for what is no table.
+    splits: names that may be those of splits. Raises `UserError` for other files.
     """
     import datasets
 

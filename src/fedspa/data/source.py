@@ -31,7 +31,8 @@ class Source(Component, ABC):
     train_size: int
     test_size: int
     train_rows: int | None = None
-    """Use only so many training examples, the first ones."""
+    """The number of training examples to use; null: all. A table of the user draws them by `data_seed`; other sources
+    take the first ones."""
     test_rows: int | None = None
     val_fraction: float = limited(0.0, low=0, high=1, high_open=True)
     """Share of each client's own training rows that is kept apart for validation."""
@@ -122,7 +123,7 @@ class Source(Component, ABC):
 
     @property
     def effective_train_size(self) -> int:
-        """Training examples in use: `train_size`, or what `train_rows` leaves of it."""
+        """Training examples in use: `train_size`, or `train_rows` if it is set."""
         return self.train_size if self.train_rows is None else self.train_rows
 
     @property

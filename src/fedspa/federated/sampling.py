@@ -1,4 +1,4 @@
-"""Draws the clients that take part in a round. It is a module of its own, so that costs can be predicted with it."""
+"""Draws the clients that take part in a round. The prediction of costs uses it too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """DeepR: deep rewiring (Bellec, Kappel, Maass and Legenstein, ICLR 2018).
 
 A connection has a sign. After its local training a client drops the active weights whose sign has changed since the
-training began, and grows as many random ones of the same tensor, which start from 0. The published rule acts after each
+training began. It grows as many random ones of the same tensor, which start from 0. The published rule acts after each
 step, on weights that L1 regularisation and noise push towards 0; here the client's own training moves them.
 """
 

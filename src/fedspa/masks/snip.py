@@ -1,7 +1,7 @@
 """SNIP: single-shot pruning by connection sensitivity (Lee, Ajanthan and Torr, ICLR 2019).
 
-At its first update a client gets the dense global weights w, takes the gradient g of the loss of one of its
-mini-batches at w, and keeps the parameters of largest |g * w|. After that its mask never changes.
+At its first update a client gets the dense global weights w. It computes the gradient g of one of its mini-batches at
+w, and keeps the parameters of largest |g * w|. After that its mask never changes.
 
 As published, the sensitivities of all tensors compete, biases and norms included. Only the total is that of the
 layer sparsity. The original prunes an untrained network; here a client prunes the global weights of its

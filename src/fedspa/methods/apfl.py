@@ -1,7 +1,8 @@
 """APFL (Deng et al., 2020): a personal model that is a mixture of a shared and a local one, trained side by side.
 
-On each batch w <- w - lr grad f(w), and v <- v - lr grad_v f of the mixture alpha v + (1 - alpha) w, both at the
-weights before the step (paper, Algorithm 1). The paper mixes weights, its code mixes outputs; see `mixes`.
+On each batch w <- w - lr grad f(w), and v takes a step of the loss of the mixture alpha v + (1 - alpha) w. Both
+gradients are taken at the weights before the step (paper, Algorithm 1). The paper mixes weights, its code outputs; see
+`mixes`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commands that compose no config, as `fedspa.cli` has those that do."""
+"""Commands without a config. `fedspa.cli` has those with one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fedspa.runs.interruption import command
 
 @command
 def main(task: Callable[[list[str]], int | None], usage: str | None) -> int:
-    """Do what the command line says: `task` with its words, or print `usage` for --help and for no words.
+    """Run `task` with the words of the command line; without words, or for --help, print `usage`.
 
-    Returns the exit code: that of `task`, or 0; 2 after a mistake of the user, told in one sentence; or a signal's.
+    Returns the exit code: that of `task`, or 0; 2 after a mistake of the user, printed as one sentence; or a signal's.
     """
     words = sys.argv[1:]
     if not words or {"--help", "-h"} & set(words):
