@@ -320,6 +320,7 @@ def test_a_finished_run_is_skipped_though_a_newer_version_has_more_settings(swee
     def older(plan, folder, changed=""):
         config = json.loads(json.dumps(plan.resolved))
         del config["dataset"]["val_fraction"]
+        del config["save"]
         if changed:
             config["dataset"]["test_fraction"] = changed
         (folder / "config.yaml").write_text(f"# config_hash: older\n{json.dumps(config)}")

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from fedspa.checkpoints.data_there import DataThere
 from fedspa.config.plan import Plan
-from fedspa.config.recorded import has_config, recorded_config
+from fedspa.config.recorded import recorded_config, settings_today
 from fedspa.core.errors import UserError
-from fedspa.core.identity import CONFIG_HASH, ROUNDS, following_rounds, what_differs
+from fedspa.core.identity import CONFIG_HASH, ROUNDS, config_hash, following_rounds, what_differs
 from fedspa.core.paths import project_root
 from fedspa.core.roles import Role, settings_that
 
@@ -65,8 +65,8 @@ def place(plan: Plan, folder: Path, *, given: bool) -> Place:
             if config_hash_in(folder) is None:
                 return Place(folder)
             found = folder  # the continuation was begun there already
-    refuse_other_settings(recorded_config(found / "config.yaml"), plan.resolved, str(found))
-    finished = is_finished(found, plan.config_hash)
+    refuse_other_settings(_settings_in(found, plan), plan.resolved, str(found))
+    finished = is_finished(found, plan)
     if finished and not DataThere().same(found, plan):
         raise UserError(
             f"{found} holds a finished run on other images or labels than dataset={plan.names['dataset']} has now: "
@@ -91,9 +91,9 @@ def _has_other_rounds(folder: Path, plan: Plan) -> bool:
 
 def _check_continuing(found: Path, plan: Plan) -> None:
     """Raise `UserError` unless the finished run can be continued with the settings of the plan."""
-    theirs, rounds = recorded_config(found / "config.yaml"), plan.settings.federation.rounds
+    theirs, rounds = _settings_in(found, plan), plan.settings.federation.rounds
     refuse_other_settings(theirs, plan.resolved, str(found), following_rounds(theirs, plan.resolved))
-    if rounds < (done := theirs["federation"]["rounds"]):
+    if rounds < (done := theirs[ROUNDS]):
         raise UserError(
             f"{ROUNDS}={rounds} is less than the {done} rounds of the finished run in {found}: ask for more rounds to "
             "continue it, or begin a new run in another folder."
@@ -116,12 +116,17 @@ def refuse_other_settings(
         )
 
 
-def is_finished(folder: Path, config_hash: str) -> bool:
-    """True if a folder has the finished run of this config, on any data: see `DataThere`."""
+def _settings_in(folder: Path, plan: Plan) -> dict[str, Any]:
+    """The settings of the run in a folder, as a run of the plan has them."""
+    return settings_today(recorded_config(folder / "config.yaml"), plan.settings.trusted_packages)
+
+
+def is_finished(folder: Path, plan: Plan) -> bool:
+    """True if a folder has the finished run of this plan, on any data: see `DataThere`."""
     summary = _summary_in(folder)
-    return summary is not None and (
-        summary.get("config_hash") == config_hash or has_config(folder, config_hash)
-    )
+    if summary is None or summary.get("config_hash") == plan.config_hash:
+        return summary is not None
+    return config_hash_in(folder) is not None and config_hash(_settings_in(folder, plan)) == plan.config_hash
 
 
 def _summary_in(folder: Path) -> dict[str, Any] | None:
@@ -139,10 +144,7 @@ def leaves_otherwise(folder: Path, plan: Plan) -> bool:
     """True if the run in a folder leaves other files there than this plan, such as with `save.local`."""
     if config_hash_in(folder) is None:
         return False
-    theirs, ours = (
-        settings_that(config, Role.KEEPS)
-        for config in (recorded_config(folder / "config.yaml"), plan.resolved)
-    )
+    theirs, ours = (settings_that(each, Role.KEEPS) for each in (_settings_in(folder, plan), plan.resolved))
     return theirs != ours
 
 
@@ -173,7 +175,7 @@ def _newest(plan: Plan) -> Path | None:
             continue
         if recorded_config(folder / "config.yaml").get("resume") not in (None, AUTO):
             continue
-        if not is_finished(folder, plan.config_hash) or there.same(folder, plan):
+        if not is_finished(folder, plan) or there.same(folder, plan):
             return folder
     return None
 

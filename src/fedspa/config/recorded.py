@@ -21,9 +21,11 @@ from fedspa import __version__
 from fedspa.config.checking import check_objects
 from fedspa.config.plan import Plan, check
 from fedspa.config.schema import ONE_EACH, SEVERAL
+from fedspa.core.components import known_class
 from fedspa.core.errors import UserError, brief
 from fedspa.core.identity import CONFIG_HASH
 from fedspa.core.paths import config_dir
+from fedspa.core.roles import flat
 from fedspa.core.settings import Config
 
 NODE = "repeated_run"
@@ -64,26 +66,24 @@ def recorded_plan(file: Path, objects: Mapping[str, Any] | None = None) -> Plan:
         ) from error
 
 
-def has_config(folder: Path, config_hash: str) -> bool:
-    """True if the run in a folder has the config of this hash, though an older version may have written it.
+def settings_today(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> dict[str, Any]:
+    """The settings of a recorded config by dotted name, with today's defaults of those that its version did not know.
 
-    A setting that the older version did not know has its default. So a new setting does not make a finished run
-    another experiment.
+    So a new setting does not make a finished run another experiment. `trusted`: packages besides fedspa and plug-ins
+    whose classes may be imported for their defaults.
     """
-    file = folder / "config.yaml"
-    return file.is_file() and _hash_today(file, file.stat().st_mtime_ns) == config_hash
+    found = _defaults(Config)
+    for group in ONE_EACH:
+        if kind := known_class(group, (config.get(group) or {}).get("_target_"), trusted):
+            found = found | {f"{group}.{name}": value for name, value in _defaults(kind).items()}
+    return found | flat(config)
 
 
 @cache
-def _hash_today(file: Path, changed: int) -> str | None:
-    """The hash of a recorded config with today's defaults; None if it is not valid today. `changed`: its time stamp.
-
-    It is kept, since a study asks for it again and again, and composing takes a tenth of a second.
-    """
-    try:
-        return recorded_plan(file).config_hash
-    except UserError:
-        return None
+def _defaults(kind: type) -> dict[str, Any]:
+    """The defaults of a section or component by dotted name, as `build` fills them in."""
+    values: Any = OmegaConf.to_container(OmegaConf.structured(kind))
+    return {name: value for name, value in flat(values).items() if value != "???"}
 
 
 def _writer(folder: Path) -> str:

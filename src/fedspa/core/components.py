@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from inspect import isabstract
@@ -32,7 +32,7 @@ KINDS = {
 """The base class of each group of components."""
 
 
-def find_class(where: str, target: str | None, trusted: list[str]) -> Any:
+def find_class(where: str, target: str | None, trusted: Sequence[str]) -> Any:
     """The class that `<where>._target_` names. Raises `UserError` unless it is one of a trusted package."""
     found = find_object(f"{where}._target_", target, trusted)
     if not isinstance(found, type):
@@ -41,17 +41,18 @@ def find_class(where: str, target: str | None, trusted: list[str]) -> Any:
     return found
 
 
-def known_class(where: str, target: str | None) -> Any | None:
+def known_class(where: str, target: str | None, trusted: Sequence[str] = ()) -> Any | None:
     """The class that `<where>._target_` names, found without torch where it does not need it.
 
-    None unless it is one of fedspa or of an installed plug-in: a reader of old configs imports nothing else.
+    None unless it is one of fedspa, of an installed plug-in or of a `trusted` package: a reader of old configs imports
+    nothing else.
     """
     with torch_deferred(), suppress(UserError):
-        return find_class(where, target, [])
+        return find_class(where, target, trusted)
     return None
 
 
-def find_object(setting: str, target: str | None, trusted: list[str]) -> Any:
+def find_object(setting: str, target: str | None, trusted: Sequence[str]) -> Any:
     """The class or function that a setting names. Raises `UserError` unless it is one of a trusted package."""
     if target is None:
         key = setting.rpartition(".")[2]

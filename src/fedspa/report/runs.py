@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,31 +13,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedspa.config.schema import ONE_EACH
+from fedspa.config.recorded import settings_today
 from fedspa.core import names
 from fedspa.core.components import known_class
 from fedspa.core.errors import UserError, written
 from fedspa.core.paths import SET_ASIDE
 from fedspa.core.records import KINDS, VALIDATION
-from fedspa.core.roles import Role, flat, role_of
-from fedspa.core.settings import Config
+from fedspa.core.roles import Role, role_of
 from fedspa.tracking.artifacts import artifacts, client_to_read
 from fedspa.tracking.run_folder import RunFiles, Unreadable
 from fedspa.tracking.sweep_run import SWEEP
 
 MOST_RUNS = 50_000
 """The number of runs that MLflow finds at once."""
-
-
-def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults of today's settings and of the components of a config, by dotted name."""
-    found = flat(asdict(Config()))
-    for group in ONE_EACH:
-        if kind := known_class(group, (config.get(group) or {}).get("_target_")):
-            for option in fields(kind):
-                if option.default is not MISSING:
-                    found[f"{group}.{option.name}"] = option.default
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +39,7 @@ class Run(RunFiles):
         Left out is what changes nothing that a run leaves. Settings that an older version did not know have defaults.
         """
         found: dict[str, Any] = {}
-        for key, value in {**_defaults(self.config), **flat(self.config)}.items():
+        for key, value in settings_today(self.config).items():
             group, _, last = key.rpartition(".")
             if last == "_target_" or role_of(key) is Role.NEITHER:
                 continue

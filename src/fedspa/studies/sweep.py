@@ -53,7 +53,7 @@ class PlannedJob:
     @property
     def finished(self) -> bool:
         """True if its folder has the finished run of this config, on any data."""
-        return isinstance(self.plan, Plan) and is_finished(self.folder, self.plan.config_hash)
+        return isinstance(self.plan, Plan) and is_finished(self.folder, self.plan)
 
     @property
     def resumable(self) -> bool:
