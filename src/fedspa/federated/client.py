@@ -59,6 +59,8 @@ class LocalClient:
         self._unpacked: tuple[PackedMask | None, torch.Tensor | None] = None, None
         self._counts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._trainings: list[Trained] = []
+        self._anchors: dict[torch.Generator, torch.Tensor] = {}
+        """The start of the first training with each generator of batches."""
         self._actions: list[tuple[Callable[[], list[torch.Tensor]], Callable[..., None]]] = []
 
     @property
@@ -131,7 +133,10 @@ class LocalClient:
             trainable=trainable if isinstance(trainable, torch.Tensor) else None,
         )
         if proximal is None and self.training.proximal:
-            proximal = Proximal(weights, self.training.proximal)
+            anchor = weights if batches is None else self._anchors.setdefault(batches, weights)
+            proximal = Proximal(anchor, self.training.proximal)
+        if proximal is not None and mask is not None:  # it must not pull other weights away from 0
+            proximal = replace(proximal, anchor=mask * proximal.anchor)
         task = LocalTask(
             weights=weights,
             rows=self.setup.public if public else self.rows,

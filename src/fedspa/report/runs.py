@@ -30,13 +30,13 @@ MOST_RUNS = 50_000
 
 @dataclass(frozen=True, eq=False)
 class Run(RunFiles):
-    """A finished run, with what reports ask of it."""
+    """A finished run, with the values that reports need."""
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings by the names that a user types: training.lr, and of a group its choice, as method.
 
-        Left out is what changes nothing that a run leaves. Settings that an older version did not know have defaults.
+        Settings that change nothing in a run's files are left out. Settings that an older version lacked have defaults.
         """
         found: dict[str, Any] = {}
         for key, value in settings_today(self.config).items():
@@ -159,7 +159,7 @@ def varied(runs: Sequence[Run]) -> list[str]:
 
 @dataclass(frozen=True)
 class Found:
-    """Runs, and what was left out: (where, why)."""
+    """Runs, and those that were left out: (where, why)."""
 
     runs: list[Run]
     left_out: list[tuple[str, str]]

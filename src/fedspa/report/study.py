@@ -18,17 +18,17 @@ Key = TypeVar("Key")
 Varied = tuple[tuple[str, Any], ...]
 """(setting, value) of the settings that differ."""
 Place = tuple[str, str, Varied]
-"""The key of a `Setting`: its data set, its partition, and what was varied of it."""
+"""The key of a `Setting`: its data set, its partition, and its other settings that differ between runs."""
 
 DATA_SECTIONS = ("dataset", "model", "partition", "federation")
-"""Parts of the config that make a data setting; what else changes results makes a row."""
+"""Parts of the config that make a data setting; other settings that change results make a row."""
 OF_METHODS = ("federation.wire", "dataset.public_fraction")
 """Settings in these sections that belong to a method: FedMD needs public rows, others have none."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method, with what was varied of it."""
+    """A method, with its settings that differ between runs."""
 
     method: str
     mask: str
@@ -92,7 +92,7 @@ class Setting:
 
     @property
     def split(self) -> str:
-        """The partition, with what else was varied of the setting."""
+        """The partition, with the other settings of the data that differ between runs."""
         return _with_values(self.partition, self.varied)
 
     @property
@@ -122,7 +122,7 @@ class Study:
 
 
 def make_study(name: str, found: Found) -> Study:
-    """Arrange runs by what differs between their configs.
+    """Arrange runs by the settings in which they differ.
 
     Of several runs with the same row, data and seed the last found stays.
     """

@@ -1,4 +1,4 @@
-"""Jobs of a sweep side by side, in processes of their own that Hydra's launchers start.
+"""Jobs of a sweep side by side: Hydra's launchers start a process for each.
 
 A job gets its share of the cores, its console goes to a file in its folder, and a signal ends it with its last round
 saved.
@@ -21,11 +21,11 @@ from fedspa.core.launch import usable_cores
 from fedspa.runs.interruption import PREEMPTED, SIGNALS, STOPPED, Interruptions, Preempted, interruption
 
 CONSOLE = "console.txt"
-"""In a job's folder: what it would have said on the screen."""
+"""The file in a job's folder with the output of the job."""
 EXTRAS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "ray": "ray"}
 """The extra of fedspa that brings a launcher."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""By this variable CUDA is told which GPUs there are; ROCm heeds it too."""
+"""The variable that limits the GPUs that CUDA sees, and ROCm too."""
 
 
 class JobFailed(Exception):
@@ -42,7 +42,7 @@ def side_by_side(launcher: Mapping[str, Any]) -> bool:
 
 
 def cores_of_a_job(launcher: Mapping[str, Any], jobs: int) -> int | None:
-    """The cores for each of so many jobs; None where a job may take what it finds."""
+    """The cores for each of so many jobs; None where a job may use all cores."""
     if "n_jobs" in launcher:  # joblib
         cores, asked = usable_cores(), launcher["n_jobs"] or 1
         together = asked if asked > 0 else max(cores + 1 + asked, 1)

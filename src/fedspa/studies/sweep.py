@@ -248,7 +248,7 @@ def _exit_code(failures: Mapping[str, JobFailed], jobs: int, what: str = "failed
 
 
 def set_aside(folder: Path) -> None:
-    """Move what lies in a job's way, which is another config's run or one without a checkpoint."""
+    """Move a job's folder away that has another config's run, or a run without a checkpoint."""
     if not folder.exists():
         return
     shelf = folder.parent / SET_ASIDE

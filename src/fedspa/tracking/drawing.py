@@ -15,7 +15,7 @@ RED, GREY, TEAL = "#a8544c", "#8a8a8a", "#5d98a3"
 COLORS = {"global": BLUE, "personal": OCHRE, "local": GREEN, "finetuned": PURPLE}
 """By kind of model."""
 SERIES = (BLUE, OCHRE, GREEN, RED, PURPLE, GREY, TEAL, "#c7a76c", "#2f4260", "#9bb39f")
-"""For anything else that is told apart by colour."""
+"""For anything else that colours distinguish."""
 LIGHT_TO_DARK = ("#a9c0dc", "#16263d")
 """The two ends for values that have an order."""
 

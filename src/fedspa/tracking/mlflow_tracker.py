@@ -49,7 +49,7 @@ class MLflowTracker(Component):
     parent_run_id: str | None = None
     """The run of the sweep that this run belongs to; set by the sweep."""
     run_name: str | None = None
-    """In MLflow; null: the run's `name`. A sweep calls its jobs by what differs between them."""
+    """In MLflow; null: the run's `name`. A sweep names its jobs by the settings that differ."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

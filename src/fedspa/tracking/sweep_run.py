@@ -1,4 +1,4 @@
-"""A sweep in MLflow: a run of its own, under which its jobs are nested."""
+"""A sweep in MLflow: a run, under which the sweep's jobs are nested."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ FOLDER = "tensorboard"
 
 @dataclass(kw_only=True)
 class TensorBoard:
-    """Writes what `tensorboard --logdir <folder>` shows. Raises `UserError` where TensorBoard is not installed."""
+    """Writes the files that `tensorboard --logdir <folder>` shows. Raises `UserError` if TensorBoard is missing."""
 
     name: str = "tensorboard"
 
