@@ -30,8 +30,8 @@ from fedspa.federated.client_setup import ClientSetup
 from fedspa.federated.evaluation import Evaluator
 from fedspa.federated.executor import Executor, InProcess
 from fedspa.federated.loop import FederatedLoop
-from fedspa.federated.messages import Messages
 from fedspa.federated.own_layers import OwnLayers
+from fedspa.federated.state import FederationState
 from fedspa.layer_sparsity.erk import ErdosRenyiKernel
 from fedspa.masks.base import MaskSearcher
 from fedspa.masks.initial import InitialMasks
@@ -169,6 +169,7 @@ def federation(
     train, test = (pixels(images, dtype) for images in (clients.train, clients.test))
     runner = engine_of(engine(network, train, training, method.training_module))
     space, whole = runner.space.shared, runner.weights
+    weights = whole[: space.total]
     full_mask = PackedMask.pack(torch.ones(space.total))
     if searcher is not None:
         method, searcher = copy(method), copy(searcher)
@@ -187,7 +188,12 @@ def federation(
         engine=runner,
         network=NetworkCosts.of(network, tuple(clients.train.inputs.shape[1:]), convention),
         client_rows=clients.train_rows,
-        initial=whole[: space.total].clone(),
+        initial=Initial(
+            weights.clone(),
+            initial_mask or (lambda client: full_mask),
+            full_mask,
+            (len(public), clients.classes),
+        ),
         public=torch.tensor(public, dtype=torch.int64),
         own_layers=OwnLayers(whole[space.total :], method.trains_personal),
     )
@@ -195,10 +201,10 @@ def federation(
         setup=setup,
         method=method,
         evaluators=[Evaluator(test, clients.test_rows, accuracy, clients.classes, batch_size=8)],
-        messages=Messages(setup.network, seed, Link(space, wire, seed) if wire else None),
+        link=Link(space, wire, seed) if wire else None,
         faults=faults or FaultSettings(),
     )
-    count, weights, updates, losses = len(clients.train_rows), whole[: space.total], [], []
+    count, updates, losses = len(clients.train_rows), [], []
 
     def on_update(job, weights, result):
         updates.append((job.client, result.update))
@@ -209,10 +215,8 @@ def federation(
         executor(client_runner),
         FederationSettings(count, clients_per_round or count, rounds),
         EvalSettings(every=eval_every),
-        Initial(
-            weights, initial_mask or (lambda client: full_mask), full_mask, (len(public), clients.classes)
-        ),
-        on_update=on_update,
+        FederationState.start(client_runner),
+        on_update,
     )
     return Federation(loop, updates, losses, space, weights.clone())
 
@@ -249,11 +253,7 @@ def small(
 
 def two_workers(runner: ClientRunner) -> Workers:
     """An executor of two processes, which the test has to close."""
-    weights = runner.setup.engine.weights[: runner.setup.space.total]
-    full_mask = PackedMask.pack(torch.ones_like(weights))
-    return Workers(
-        runner, 2, runner.method.server_init(Initial(weights, lambda client: full_mask, full_mask))
-    )
+    return Workers(runner, 2, runner.method.server_init(runner.setup.initial))
 
 
 def pack(mask: Iterable[float]) -> PackedMask:

@@ -30,7 +30,7 @@ from fedspa.federated.client_setup import ClientSetup
 from fedspa.federated.evaluation import Evaluator
 from fedspa.federated.executor import InProcess
 from fedspa.federated.loop import FederatedLoop
-from fedspa.federated.messages import Messages
+from fedspa.federated.state import FederationState
 from fedspa.masks.dst import DST
 from fedspa.masks.initial import InitialMasks
 from fedspa.methods.base import Method
@@ -206,14 +206,21 @@ def loop(
     masks = InitialMasks(space, active, shared=True, seed=0) if active else lambda client: full
     costs = toy.costs(network or seeded(toy.network, seed=0))
     runner = ClientRunner(
-        setup=ClientSetup(seed=0, training=training, engine=engine, network=costs, client_rows=rows),
+        setup=ClientSetup(
+            seed=0,
+            training=training,
+            engine=engine,
+            network=costs,
+            client_rows=rows,
+            initial=Initial(weights, masks, full),
+        ),
         method=method,
-        messages=Messages(costs, 0, Link(space, wire, 0) if wire else None),
+        link=Link(space, wire, 0) if wire else None,
         evaluators=[Evaluator(train, rows, METRICS[toy.numbers], 0 if toy.numbers else 3, batch_size=4)],
         faults=FaultSettings(),
     )
-    federation, initial = FederationSettings(CLIENTS, CLIENTS, ROUNDS), Initial(weights, masks, full)
-    return FederatedLoop(runner, InProcess(runner), federation, EvalSettings(every=1), initial)
+    federation, state = FederationSettings(CLIENTS, CLIENTS, ROUNDS), FederationState.start(runner)
+    return FederatedLoop(runner, InProcess(runner), federation, EvalSettings(every=1), state)
 
 
 def outcome(found: FederatedLoop) -> tuple[list[RoundRecord], torch.Tensor]:

@@ -13,7 +13,6 @@ import torch
 from test_every_method import METHODS, OPTIONS, SMALL
 
 from fedspa.core import packed_mask, transfers
-from fedspa.core.client import Initial
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.paths import config_dir
 from fedspa.federated.client import LocalClient
@@ -81,11 +80,9 @@ def on_meta(run: Any) -> tuple[Any, FederationState]:
     setup = run.runner.setup
     engine = MetaEngine(setup.engine.space, setup.training, classes=10, device=META, lanes=1)
     layers = replace(setup.own_layers, initial=setup.own_layers.initial.to(META))
-    setup = replace(setup, engine=engine, own_layers=layers, initial=setup.initial.to(META))
-    runner = replace(run.runner, setup=setup)
-    start = run.loop.state.initial
-    initial = Initial(start.weights.to(META), start.mask, start.full_mask, start.public)
-    return runner, FederationState.start(runner, initial, float("inf"), save_local=False)
+    initial = replace(setup.initial, weights=setup.initial.weights.to(META))
+    runner = replace(run.runner, setup=replace(setup, engine=engine, own_layers=layers, initial=initial))
+    return runner, FederationState.start(runner)
 
 
 MAY_WAIT = {"subfedavg": 2, "lotteryfl": 1, "fedselect": 1, "mapper": 1}

@@ -192,7 +192,7 @@ def _described(plan: Plan) -> Plan:
 
 
 def _check_metrics(plan: Plan) -> None:
-    """Raise `UserError` for metrics and targets that do not fit the data."""
+    """Raise `UserError` for metrics, targets and a method that do not fit the data."""
     numbers = plan.dataset.is_regression
     for name, metric in plan.metrics.items():
         if metric.of_numbers != numbers:
@@ -201,6 +201,11 @@ def _check_metrics(plan: Plan) -> None:
                 f"metric={name} compares {kinds[metric.of_numbers]}, but the targets of "
                 f"dataset={plan.names['dataset']} are {kinds[numbers]}: use metric=[{fitting}]."
             )
+    if numbers and plan.method.needs_accuracy:
+        raise UserError(
+            f"method={plan.names['method']} decides by the accuracy on a client's rows, but the targets of this data "
+            "set are numbers, which have none: use another method, such as fedspa."
+        )
     if not numbers and ACCURACY not in plan.metrics:
         names = ",".join([ACCURACY, *plan.metrics])
         raise UserError(f"metric has no {ACCURACY}, which the summary is about: use metric=[{names}].")

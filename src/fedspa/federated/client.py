@@ -48,7 +48,7 @@ class LocalClient:
 
     def __post_init__(self) -> None:
         setup, layers = self.setup, self.setup.own_layers.first
-        self.initial, self.space, self.training = setup.initial, setup.space, setup.training
+        self.initial, self.space, self.training = setup.initial.weights, setup.space, setup.training
         self.rows = torch.from_numpy(setup.client_rows[self.id])
         self.title = f"client {self.id} in round {self.round + 1}"
         self._own: dict[str, torch.Tensor] = {name: self.state.tensor(name) for name in layers}

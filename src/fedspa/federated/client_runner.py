@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fedspa.core.client import ClientUpdate, Diverged, Initial, Mixture
+from fedspa.communication.link import Link
+from fedspa.core.client import ClientUpdate, Diverged, Mixture
 from fedspa.core.client_state import ClientState
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.read_only import read_only
@@ -31,7 +32,7 @@ from fedspa.federated.jobs import (
     UpdateFailed,
     UpdateJob,
 )
-from fedspa.federated.messages import Messages
+from fedspa.federated.messages import to_client, to_server
 from fedspa.methods.base import Method
 from fedspa.methods.checking import check_state, check_update, checked_personal, title
 
@@ -47,16 +48,18 @@ class ClientRunner:
 
     setup: ClientSetup
     method: Method
-    messages: Messages
     evaluators: Sequence[Evaluator]
+    link: Link | None = None
+    """Encodes all messages in the wire format; None passes them on unchanged."""
     faults: FaultSettings = field(default_factory=FaultSettings)
     unused: Sequence[str] = ()
     """The vectors of an update that the run does not use: mask or local. They do not travel between processes."""
     room: Room = field(default_factory=lambda: Room(RESIDENT_BYTES))
     """On the device, for masks that it made."""
 
-    def first_state(self, client: int, initial: Initial) -> ClientState:
+    def first_state(self, client: int) -> ClientState:
         """The state of a new client. Clients with equal states share the same objects."""
+        initial = self.setup.initial
         with read_only(title(self.method), {"initial.weights": initial.weights}):
             state = self.method.client_init(client, initial)
         state = check_state(self.method, state, initial.weights)
@@ -115,7 +118,7 @@ class ClientRunner:
         # 1. Receive the server's state.
         if method.sends:
             dense = method.receives_dense(client.round)
-            server = self.messages.down(client, server, dense, method.sends_weights)
+            server = to_client(client, server, self.link, dense, method.sends_weights)
             client.weights = server.weights
         known = client.state.mask
         if job.fault is Fault.DROPOUT:
@@ -147,7 +150,7 @@ class ClientRunner:
 
         # 4. Send the update. The server checks it.
         update = at_rest()
-        arrived = self.messages.up(client, update, known, job.fault)
+        arrived = to_server(client, update, self.link, known, job.fault)
         known_facts = facts() if arrived is update else self._facts(arrived)  # the wire may have rounded it
         arrived, clipped_from = self._accepted(client, arrived, known_facts)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from fedspa.core.client import Initial
 from fedspa.core.settings import TrainingSettings
 from fedspa.core.weights import ParameterSpace
 from fedspa.costs.network import NetworkCosts
@@ -25,8 +26,8 @@ class ClientSetup:
     network: NetworkCosts
     client_rows: Sequence[np.ndarray]
     """int64 rows: the training rows of each client."""
-    initial: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    """The initial global weights w_0 [shared]."""
+    initial: Initial
+    """The start of the federation."""
     public: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     """int64 [n] on the CPU: the public training rows, in order."""
     own_layers: OwnLayers = field(default_factory=OwnLayers)

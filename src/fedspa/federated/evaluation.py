@@ -81,11 +81,6 @@ class Evaluator:
                 # Uploaded now, because lanes may read them side by side later.
                 self._resident = sent(torch.from_numpy(np.concatenate(of_clients)), examples.device)
 
-    @property
-    def of_numbers(self) -> bool:
-        """True if the targets are numbers (a regression), not classes."""
-        return self._examples.of_numbers
-
     def images(self, clients: np.ndarray) -> np.ndarray:
         """The number of test examples of each of these clients: int64 [n]."""
         return np.array([len(self._rows[client]) for client in clients], np.int64)
@@ -124,7 +119,7 @@ class Evaluator:
 
         predicted = padded(torch.cat(answers)[torch.from_numpy(np.concatenate(places))], 0)
         targets = self._examples.targets_of(torch.from_numpy(np.concatenate(flat)))
-        targets = padded(targets, math.nan if self.of_numbers else -1)
+        targets = padded(targets, math.nan if self._examples.of_numbers else -1)
         scores = {name: metric(predicted, targets, self._classes) for name, metric in self.metrics.items()}
         for name, values in scores.items():
             tensor = isinstance(values, torch.Tensor)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from fedspa.core.client import Initial
 from fedspa.core.clock import Clock
 from fedspa.core.errors import UserError
 from fedspa.core.records import Costs, RoundRecord
@@ -23,7 +22,6 @@ from fedspa.federated.sampling import sample_clients, sample_tested
 from fedspa.federated.scores import merged
 from fedspa.federated.server import Server
 from fedspa.federated.state import FederationState
-from fedspa.methods.checking import check_targets
 
 OnUpdate = Callable[[UpdateJob, torch.Tensor, CompletedUpdate], None]
 """Called with a job, the global weights [total] that its update started from, and the completed update."""
@@ -38,29 +36,22 @@ class FederatedLoop:
         executor: Executor,
         federation: FederationSettings,
         evaluation: EvalSettings,
-        initial: Initial,
+        state: FederationState,
         on_update: OnUpdate | None = None,
-        state_memory: float = float("inf"),
-        save_local: bool = False,
     ) -> None:
         """
         Args:
             runner: does a client's part. `executor` distributes its jobs.
-            initial: the start of the federation.
+            state: the state before round 1.
             on_update: called for every completed update, in client order.
-            state_memory: the bytes of clients' states that stay in memory. The others go to a file.
-            save_local: True to keep each client's local model, as `save.local`.
         """
         self._runner, self._executor, self._on_update = runner, executor, on_update
         self._setup, self._method = runner.setup, runner.method
-        self._federation, self._evaluation = federation, evaluation
-        for evaluator in runner.evaluators:
-            check_targets(runner.method, evaluator.of_numbers)
+        self._federation, self._evaluation, self.state = federation, evaluation, state
         self._server = Server(self._method, self._setup, federation.clients)
         tested = sample_tested(self._setup.seed, federation.clients, evaluation.clients)
         self.tests = ModelTests(runner, executor, tested)
         self._faults = FaultModel(runner.faults, self._setup.seed, samples=self._samples)
-        self.state = FederationState.start(runner, initial, state_memory, save_local)
 
     def rounds(self) -> Iterator[RoundRecord]:
         """Run the remaining rounds, one for each item taken."""

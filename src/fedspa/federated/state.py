@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedspa.core.client import ClientUpdate, Initial
+from fedspa.core.client import ClientUpdate
 from fedspa.core.client_state import MASK, ClientState, Item, StoredItem
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.records import Costs
@@ -23,7 +23,6 @@ class FederationState:
     """The server, the clients, and the sums of a run. Its parts are replaced, never changed in place."""
 
     runner: ClientRunner
-    initial: Initial
     server: ServerState
     round: int = 0
     """The number of completed rounds."""
@@ -48,12 +47,17 @@ class FederationState:
 
     @classmethod
     def start(
-        cls, runner: ClientRunner, initial: Initial, memory: float, save_local: bool
+        cls, runner: ClientRunner, memory: float = float("inf"), save_local: bool = False
     ) -> FederationState:
-        """The state before round 1. `memory`: the bytes of clients' states in memory; the others go to a file."""
+        """The state before round 1.
+
+        Args:
+            memory: the bytes of clients' states that stay in memory. The others go to a file.
+            save_local: True to keep each client's local model, as `save.local`.
+        """
         clients = ClientStates(memory)
         local_models = clients.copy() if save_local else None  # a copy shares the memory bound
-        return cls(runner, initial, runner.method.server_init(initial), 0, clients, local_models)
+        return cls(runner, runner.method.server_init(runner.setup.initial), 0, clients, local_models)
 
     @property
     def weights(self) -> torch.Tensor:
@@ -76,7 +80,7 @@ class FederationState:
 
     def stored_state(self, client: int) -> ClientState:
         """The stored state of a client, perhaps in a file; for a new client the first state of the method."""
-        return self.clients[client] if client in self.clients else self._first_state(client)
+        return self.clients[client] if client in self.clients else self.runner.first_state(client)
 
     def mask(self, client: int) -> PackedMask:
         """A client's mask, for a method with masks."""
@@ -151,7 +155,7 @@ class FederationState:
             "clients": self.clients,
             "local_models": self.local_models,
             # Clients that still share the first state keep sharing it with new ones.
-            "first": dict(self._first_state(0)),
+            "first": dict(self.runner.first_state(0)),
         }
 
     def loaded(self, state: dict[str, Any]) -> FederationState:
@@ -166,7 +170,7 @@ class FederationState:
         )
         # By the id of an item in the file: its replacement here, so that clients keep sharing items.
         shared: dict[int, Item | StoredItem] = {
-            id(state["first"][name]): item for name, item in self._first_state(0).items()
+            id(state["first"][name]): item for name, item in self.runner.first_state(0).items()
         }
 
         def restored(
@@ -187,7 +191,6 @@ class FederationState:
             local_models = restored(clients.copy(), state["local_models"], torch.device("cpu"))
         return FederationState(
             self.runner,
-            self.initial,
             ServerState(state["weights"].to(device, copy=True), tensors, kept),
             round=state["round"],
             clients=restored(clients, state["clients"], device),
@@ -203,6 +206,3 @@ class FederationState:
             exploration=Exploration.loaded(state["exploration"]),
             changed=set(state["changed"]),
         )
-
-    def _first_state(self, client: int) -> ClientState:
-        return self.runner.first_state(client, self.initial)

@@ -98,15 +98,6 @@ def checked_personal(method: Method, model: Any, weights: torch.Tensor) -> torch
     return model
 
 
-def check_targets(method: Method, of_numbers: bool) -> None:
-    """Raise `UserError` if a method needs accuracies, and the targets are numbers."""
-    if method.needs_accuracy and of_numbers:
-        raise UserError(
-            f"method={method.name} decides by the accuracy on a client's rows, but the targets of this data set are "
-            "numbers, which have none: use another method, such as fedspa."
-        )
-
-
 def check_vector(who: str, what: str, vector: Any, like: torch.Tensor) -> None:
     """Raise `UserError` unless a vector has the shape, dtype and device of `like`. `who` names its source."""
     if not isinstance(vector, torch.Tensor):

@@ -26,7 +26,6 @@ from fedspa.costs.network import NetworkCosts
 from fedspa.federated.client_runner import ClientRunner
 from fedspa.federated.client_setup import ClientSetup
 from fedspa.federated.jobs import CompletedUpdate, UpdateJob
-from fedspa.federated.messages import Messages
 from fedspa.masks.base import Counts
 from fedspa.methods.base import Method
 from fedspa.training.base import LocalTask
@@ -155,19 +154,20 @@ class UpdateCosts:
             known, found = PackedMask.pack(before), after[: self.space.trained]
             searcher.first_mask = lambda search: found
             searcher.next_mask = lambda search: found if update.changes else search.mask
+        finds = update.first and method.finds_first_mask
+        first = full if finds else known
+        initial = Initial(torch.zeros(self.space.total), lambda client: first, full, self.public)
         setup = ClientSetup(
             seed=0,
             training=self.training,
             engine=CountingEngine(self.space, self.training, self.public[1]),
             network=network,
             client_rows=[np.zeros(update.rows, np.int64)],
-            initial=torch.zeros(self.space.total),
+            initial=initial,
             public=torch.zeros(self.public[0], dtype=torch.int64),
         )
-        runner = ClientRunner(setup=setup, method=method, messages=Messages(network, seed=0), evaluators=[])
-        finds = update.first and method.finds_first_mask
-        initial = Initial(setup.engine.weights, lambda client: full if finds else known, full, self.public)
-        state, server = runner.first_state(0, initial), method.server_init(initial)
+        runner = ClientRunner(setup=setup, method=method, evaluators=[])
+        state, server = runner.first_state(0), method.server_init(initial)
         if server.mask is not None and not update.prepares:
             server = replace(server, tensors={**server.tensors, MASK: known.bits})
             if update.stale or not update.first:

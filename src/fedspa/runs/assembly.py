@@ -28,8 +28,8 @@ from fedspa.federated.client_setup import ClientSetup
 from fedspa.federated.evaluation import Evaluator
 from fedspa.federated.executor import Executor, InProcess
 from fedspa.federated.loop import FederatedLoop
-from fedspa.federated.messages import Messages
 from fedspa.federated.own_layers import OwnLayers
+from fedspa.federated.state import FederationState
 from fedspa.federated.theory import TheoremCurves
 from fedspa.masks.initial import InitialMasks
 from fedspa.models.checking import single_example_fault
@@ -151,7 +151,7 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
         engine=engine,
         network=costs,
         client_rows=rows.train,
-        initial=initial.weights,
+        initial=initial,
         public=torch.from_numpy(rows.public),
         own_layers=own_layers,
     )
@@ -159,28 +159,20 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
         setup=setup,
         method=plan.method,
         evaluators=evaluators,
-        messages=Messages(costs, settings.seed, link),
+        link=link,
         faults=settings.faults,
         unused=[name for name in used if not used[name]],
     )
-    executor = _executor(plan, runner, initial, launch)
+    state = FederationState.start(runner, plan.hardware.state_memory_gb * 1e9, settings.save.local)
+    executor = _executor(plan, runner, state, launch)
     if group.size > 1:
         executor = Ranks(executor, group, runner.work)
-    memory = plan.hardware.state_memory_gb * 1e9
-    loop = FederatedLoop(
-        runner,
-        executor,
-        settings.federation,
-        settings.eval,
-        initial,
-        on_update=curves.remember if curves else None,
-        state_memory=memory,
-        save_local=settings.save.local,
-    )
+    on_update = curves.remember if curves else None
+    loop = FederatedLoop(runner, executor, settings.federation, settings.eval, state, on_update)
     return Federation(loop, runner, executor, group, space, data, rows, curves)
 
 
-def _executor(plan: Plan, runner: ClientRunner, initial: Initial, launch: Launch) -> Executor:
+def _executor(plan: Plan, runner: ClientRunner, state: FederationState, launch: Launch) -> Executor:
     """Worker processes if they can help: on a CPU with several cores, and with several clients in a round."""
     workers, engine = plan.hardware.workers, runner.setup.engine
     on_cpu = engine.device.type == "cpu"
@@ -203,7 +195,7 @@ def _executor(plan: Plan, runner: ClientRunner, initial: Initial, launch: Launch
         if on_cpu:
             keep_freed_memory()
         return InProcess(runner)
-    return Workers(runner, workers, runner.method.server_init(initial))
+    return Workers(runner, workers, state.server)
 
 
 def _check_batches(plan: Plan, rows: ClientRows, network: nn.Module) -> None:
