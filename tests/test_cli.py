@@ -110,6 +110,8 @@ def test_a_program_may_catch_that_packages_are_missing(tmp_path):
         ("precision=bf16", "precision is not a setting: did you mean hardware.precision?"),
         ("threads=2", "did you mean hardware.threads?"),
         ("training.lr=null", "training.lr=null is not a number."),
+        (f"training.lr={10**400}", "training.lr is out of range: a number is at most 1.8e+308."),
+        (f"eval.targets=[{10**400}]", "eval.targets[0] is out of range: a number is at most 1.8e+308."),
         ("~training.lr", "training.lr cannot be left out: remove ~training.lr."),
         ("training=3", "training=3 is no section: set what is in it, as in training.epochs="),
         ("eval.targets=70", "eval.targets=70 is not a list"),

@@ -154,6 +154,8 @@ def test_without_a_global_model_or_epochs_fine_tuning_costs_nothing(plan, words)
 def test_what_the_figures_leave_open_is_said(plan):
     assert CostReport.of(plan("partition=iid")).notes == []
     assert CostReport.of(plan("partition=iid", "faults.dropout=0.1")).notes[0].startswith("faults: ")
+    [unused] = CostReport.of(plan("partition=iid", "method=fedavg", "sparsity=0.8")).notes
+    assert unused == "sparsity=0.8 is not used: method=fedavg trains dense."
     sizes, pruning = CostReport.of(plan("partition=dirichlet", "method=subfedavg")).notes
     assert "equal size" in sizes and "only known in a run" in pruning
 

@@ -23,7 +23,15 @@ from fedspa.core.settings import TrainingSettings
 from fedspa.data.pixels import Augmentation, Pixels
 from fedspa.data.sets import ArraySet
 from fedspa.federated.client_runner import ClientRunner
-from fedspa.federated.evaluation import Evaluator, Model, PredictionBatch, predict_all, score_models, scored
+from fedspa.federated.evaluation import (
+    Evaluator,
+    Model,
+    PredictionBatch,
+    predict_all,
+    score_models,
+    scored,
+    spreads,
+)
 from fedspa.federated.executor import InProcess
 from fedspa.federated.jobs import Job
 from fedspa.federated.scores import ClientScores, Kept
@@ -119,6 +127,15 @@ ENGINE = engine(
 def evaluator() -> Evaluator:
     """Of three clients."""
     return Evaluator(pixels(TEST, mean=0.5, std=0.5), ROWS, METRICS, classes=2, batch_size=4)
+
+
+def test_a_metric_without_any_score_has_no_statistics():
+    kept = {
+        "local": {"accuracy": scores_of(math.nan, math.nan, math.nan)},
+        "global": {"accuracy": scores_of(80)},
+    }
+    found = spreads([evaluator()], kept, "images")
+    assert found["local"] == {} and found["global"]["accuracy"].mean == 80
 
 
 def one(

@@ -76,6 +76,10 @@ def test_costs_and_checkpoints_of_every_method(plan, method):
         ("method=dispfl server_optimizer=adam", ["server_optimizer=adam", "method=dispfl"]),
         ("method=ssfl mask=dst", ["mask=dst", "method=ssfl", "mask=snip"]),
         ("method=ssfl mask=topkast", ["mask=topkast", "method=ssfl", "mask=snip"]),
+        (
+            "method=dispfl federation.clients=1 federation.clients_per_round=1",
+            ["method.neighbours=10", "federation.clients=2 at least"],
+        ),
         ("method=feddst mask=snip", ["method=feddst", "mask=dst"]),
         ("method=feddst mask.initial=different", ["method=feddst", "mask.initial=same"]),
         ("method=mapper method.shares=[]", ["method.shares", "empty"]),

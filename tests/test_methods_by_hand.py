@@ -283,18 +283,21 @@ def run_mask(mask: Vector):
     return pack(mask.tolist())
 
 
-@pytest.mark.parametrize("wire", [None, "fp32"])
-def test_feddst(wire):
-    """A horizon of 3 rounds: 3 of 6 weights and 1 of 2 biases are exchanged in round 1, and none in round 2."""
-    searcher = DST(name="dst", anneal_rounds=3)
+@pytest.mark.parametrize(("wire", "pull"), [(None, 0.0), ("fp32", 0.0), (None, 0.5)])
+def test_feddst(wire, pull):
+    """A horizon of 3 rounds: 3 of 6 weights and 1 of 2 biases are exchanged in round 1, and none in round 2.
+
+    A proximal term pulls the second epoch toward the start of the first, but no dropped weight away from 0.
+    """
+    options = {"masks": [MASKS[0]] * 2, "active": [6, 2], "wire": wire, "proximal": pull}
     run, records = rounds(
-        FedDST(name="feddst", every=2), searcher=searcher, masks=[MASKS[0]] * 2, active=[6, 2], wire=wire
+        FedDST(name="feddst", every=2), searcher=DST(name="dst", anneal_rounds=3), **options
     )
     mask, w = MASKS[0], MASKS[0] * W0
     for t, (lr, record) in enumerate(records):
         ends, masks = [], []
         for k, client in enumerate(CLIENTS):
-            own, end = mask, sgd(w, client, lr, steps=1, mask=mask).end
+            own, end = mask, sgd(w, client, lr, steps=1, mask=mask, anchor=w, pull=pull).end
             if t == 0:
                 slope = gradient(end, k)
                 own = np.concatenate(
@@ -303,7 +306,7 @@ def test_feddst(wire):
                         exchange(mask[12:], end[12:], slope[12:], 1),
                     ]
                 )
-            ends.append(sgd(own * end, client, lr, steps=1, mask=own).end)
+            ends.append(sgd(own * end, client, lr, steps=1, mask=own, anchor=own * w, pull=pull).end)
             masks.append(own)
         holders = 3 * masks[0] + 5 * masks[1]
         total = 3 * ends[0] + 5 * ends[1]
@@ -324,6 +327,8 @@ def test_feddst(wire):
         )
         assert replace(record.costs, encoded_bytes=0) == costs
         scored(run, "global", [w, w])
+        for (_, update), end in zip(run.updates[-2:], ends, strict=True):
+            np.testing.assert_allclose(update.local.numpy(), end, rtol=0, atol=1e-6 if wire else 1e-12)
         scored(run, "local", ends)
 
 
@@ -392,10 +397,14 @@ def test_fedala():
     assert all((a[12:] < 1).any() and (a[12:] > 0).any() for a in mixing)
 
 
-@pytest.mark.parametrize("wire", [None, "fp32"])
-def test_fedselect(wire):
-    """In round 1 a quarter of the 12 weights become personal, and of the 3 biases none; in round 2 there is no room."""
-    run, records = rounds(FedSelect(name="fedselect", every=1, rate=0.25, most=0.3), wire=wire)
+@pytest.mark.parametrize(("wire", "pull"), [(None, 0.0), ("fp32", 0.0), (None, 0.5)])
+def test_fedselect(wire, pull):
+    """In round 1 a quarter of the 12 weights become personal, and of the 3 biases none; in round 2 there is no room.
+
+    A proximal term pulls every epoch toward the start of the first.
+    """
+    method = FedSelect(name="fedselect", every=1, rate=0.25, most=0.3)
+    run, records = rounds(method, wire=wire, proximal=pull)
     w, own, shared = W0, [W0, W0], [np.ones(15), np.ones(15)]
     for t, (lr, record) in enumerate(records):
         changes, held = np.zeros(15), shared[0] + shared[1]
@@ -405,6 +414,7 @@ def test_fedselect(wire):
             for _ in range(2):
                 for part in [1 - shared[k], shared[k]] if t else [shared[k]]:
                     end = end - lr * part * gradient(end, k)
+                    end = end - lr * pull * part * (end - start)
             changes += shared[k] * (start - end)
             own[k] = end
             values = 4 * int(shared[k].sum())

@@ -46,7 +46,7 @@ from fedspa.studies.launchers import EXTRAS, JobFailed, in_own_process, side_by_
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of the operating system that speak of a place, not of a bug."""
 
-COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
+COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError, OverflowError)
 """Errors that mistakes in settings raise while Hydra composes a config."""
 
 Task = Callable[[Plan, Path], None]
@@ -233,6 +233,8 @@ def explain_hydra(error: Exception) -> UserError:
         mistake = UserError(f"conf/{found[1]}/{found[2]}.yaml lacks the first line '# @package {package}'.")
     elif text.startswith("invalid literal for int()"):  # OmegaConf's error does not name the setting
         mistake = no_item(text.split("'")[1])
+    elif isinstance(error, OverflowError) and (found := re.search(r"full_key: (\S+)", text)):
+        mistake = UserError(f"{found[1]} is out of range: a number is at most {sys.float_info.max:.2g}.")
     elif text.startswith(("Ambiguous value", "Sweep parameters")):
         mistake = several_values(text.split("'")[1], "add -m to run each")
     else:

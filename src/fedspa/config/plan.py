@@ -184,7 +184,7 @@ def _described(plan: Plan) -> Plan:
         built = {name: component(f"metrics.{name}", node, []) for name, node in parts.items()}
         metrics = {name: metric for name, (metric, _) in built.items()}
         plan.resolved["metrics"] = {name: plain for name, (_, plain) in built.items()}
-        remark = f"The targets are numbers, so the scores are {' and '.join(metrics)} instead of {ACCURACY}."
+        remark = f"The targets are numbers, so the scores are {' and '.join(metrics)} instead of {ACCURACY}"
         plan = replace(plan, unused=(*plan.unused, remark))
     plan = replace(plan, partition=partition, dataset=dataset, metrics=metrics)
     _check_metrics(plan)

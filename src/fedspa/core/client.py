@@ -151,10 +151,6 @@ class Client(Protocol):
     def training(self) -> TrainingSettings:
         """The settings of local training."""
 
-    @property
-    def target_counts(self) -> Sequence[int]:
-        """The active parameters of each tensor, from the layer sparsity; empty for a dense method."""
-
     def generator(self, purpose: str) -> torch.Generator:
         """The source of this client's random draws in this round, one for each purpose."""
 
@@ -182,8 +178,8 @@ class Client(Protocol):
             mask: zeros and ones [total], fixed while training; None trains all parameters.
             forward: zeros and ones [total] within the mask: the weights that are active in the forward pass. The others
                 count as 0 there, and are trained by the gradient there. None: the whole mask is active.
-            proximal: a term that pulls the weights toward an anchor. None: `training.proximal` of the config pulls
-                them toward `weights`.
+            proximal: a term that pulls the weights toward an anchor, within the mask. None: `training.proximal` of the
+                config pulls them toward `weights`, or toward the start of the training that this one continues.
             correction: [total], added to every gradient after clipping, except where the mask is 0.
             trainable: the layers that are trained. The others do not change: they have no gradient, weight decay,
                 momentum or running average.

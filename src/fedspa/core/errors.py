@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Real
@@ -89,11 +89,12 @@ def check_range(
     high_open: bool = False,
 ) -> None:
     """Raise `UserError` unless `value` is finite and in [low, high]. `low_open` and `high_open` exclude a limit."""
-    if not isinstance(value, Real):
+    if not isinstance(value, Real) or isinstance(value, bool):
         raise UserError(f"{where}={written(value)} is not a number.")
     too_low = low is not None and (value <= low if low_open else value < low)
     too_high = high is not None and (value >= high if high_open else value > high)
-    if not (too_low or too_high) and math.isfinite(value):
+    finite = abs(value) <= sys.float_info.max  # also of a whole number that has no float
+    if not (too_low or too_high) and finite:
         return
     if high is None:
         wanted = f"{'more than' if low_open else 'at least'} {low}"
@@ -101,7 +102,7 @@ def check_range(
         wanted = f"{'less than' if high_open else 'at most'} {high}"
     else:
         wanted = f"in {'(' if low_open else '['}{low}, {high}{')' if high_open else ']'}"
-    fault = "out of range" if math.isfinite(value) else "not a finite number"
+    fault = "out of range" if finite else "not a finite number"
     raise UserError(f"{where}={written(value)} is {fault}: it must be {wanted}.")
 
 

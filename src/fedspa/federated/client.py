@@ -21,8 +21,6 @@ from fedspa.federated.client_setup import ClientSetup
 from fedspa.methods.checking import check_vector
 from fedspa.training.base import LocalTask
 
-_BYTES = torch.empty(0, dtype=torch.uint8)
-
 
 @dataclass(kw_only=True, eq=False)
 class LocalClient:
@@ -51,7 +49,6 @@ class LocalClient:
     def __post_init__(self) -> None:
         setup, layers = self.setup, self.setup.own_layers.first
         self.initial, self.space, self.training = setup.initial, setup.space, setup.training
-        self.target_counts = setup.target_counts
         self.rows = torch.from_numpy(setup.client_rows[self.id])
         self.title = f"client {self.id} in round {self.round + 1}"
         self._own: dict[str, torch.Tensor] = {name: self.state.tensor(name) for name in layers}
@@ -59,6 +56,8 @@ class LocalClient:
         self._unpacked: tuple[PackedMask | None, torch.Tensor | None] = None, None
         self._counts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._trainings: list[Trained] = []
+        self._anchors: dict[torch.Generator, torch.Tensor] = {}
+        """The start of the first training with each generator of batches."""
         self._actions: list[tuple[Callable[[], list[torch.Tensor]], Callable[..., None]]] = []
 
     @property
@@ -131,7 +130,10 @@ class LocalClient:
             trainable=trainable if isinstance(trainable, torch.Tensor) else None,
         )
         if proximal is None and self.training.proximal:
-            proximal = Proximal(weights, self.training.proximal)
+            anchor = weights if batches is None else self._anchors.setdefault(batches, weights)
+            proximal = Proximal(anchor, self.training.proximal)
+        if proximal is not None and mask is not None:  # it must not pull other weights away from 0
+            proximal = replace(proximal, anchor=mask * proximal.anchor)
         task = LocalTask(
             weights=weights,
             rows=self.setup.public if public else self.rows,
@@ -234,7 +236,7 @@ class LocalClient:
         """The counts as int64 [tensors]; on the CPU if the packed mask is there, else on the device."""
         if id(mask) not in self._counts:
             packed = self.state.mask if self.has_mask(mask) else None
-            flags = mask if packed is None or packed.bits.device.type != "cpu" else packed.unpack(like=_BYTES)
+            flags = mask if packed is None or packed.bits.device.type != "cpu" else packed.flags
             self._counts[id(mask)] = mask, self.space.counts(flags)
         return self._counts[id(mask)][1]
 

@@ -189,7 +189,7 @@ def score_models(
 
 
 def spreads(evaluators: Sequence[Evaluator], kept: Kept, weighting: str) -> dict[str, dict[str, Spread]]:
-    """The statistics of scores over their clients, by kind of model and metric.
+    """The statistics of scores over their clients, by kind of model and metric, where some client has a score.
 
     `weighting`: clients or images, as `eval.weighting`.
     """
@@ -203,6 +203,10 @@ def spreads(evaluators: Sequence[Evaluator], kept: Kept, weighting: str) -> dict
         )
 
     return {
-        kind: {metric: spread(metric, scores) for metric, scores in by_metric.items()}
+        kind: {
+            metric: spread(metric, scores)
+            for metric, scores in by_metric.items()
+            if not np.isnan(scores.values).all()
+        }
         for kind, by_metric in kept.items()
     }

@@ -49,9 +49,12 @@ class DisPFL(MaskedMethod, PersonalMethod):
 
     def check_clients(self, clients: int) -> None:
         if self.neighbours >= clients:
+            remedy = (
+                f"method.neighbours={clients - 1} at most" if clients > 1 else "federation.clients=2 at least"
+            )
             raise UserError(
                 f"method.neighbours={self.neighbours} is more than a client of federation.clients={clients} has: use "
-                f"method.neighbours={clients - 1} at most."
+                f"{remedy}."
             )
 
     def client_init(self, client: int, initial: Initial) -> ClientState:

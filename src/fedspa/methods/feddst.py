@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from fedspa.core.client import Client, ClientUpdate, Initial, Proximal
+from fedspa.core.client import Client, ClientUpdate, Initial
 from fedspa.core.client_state import MASK, ClientState
 from fedspa.core.errors import UserError
 from fedspa.core.limits import limited
@@ -63,16 +63,13 @@ class FedDST(MaskedMethod):
 
     def client_update(self, client: Client, server: ServerState) -> ClientUpdate:
         start, mask, state, batches = client.weights, client.mask, None, client.generator("batches")
-        proximal = Proximal(start, client.training.proximal) if client.training.proximal else None
         if self.searching(client.round):
             epochs = client.training.epochs - 1
-            first = client.train(start, epochs=epochs, mask=mask, proximal=proximal, batches=batches)
+            first = client.train(start, epochs=epochs, mask=mask, batches=batches)
             state = self.searcher.next_state(client, start, first)
             assert state.mask is not None
             mask = state.mask.unpack(like=start)
-            trained = client.train(
-                mask * first.weights, epochs=1, mask=mask, proximal=proximal, batches=batches
-            )
+            trained = client.train(mask * first.weights, epochs=1, mask=mask, batches=batches)
         else:
             trained = client.train(start, mask=mask, batches=batches)
         update = mask * (start - trained.weights)
@@ -83,5 +80,6 @@ class FedDST(MaskedMethod):
         assert held is not None and update is not None
         weights = torch.where(held, server.weights - update, 0)
         scores = weights.abs().masked_fill(~held, -1)
-        mask = by_piece(largest, aggregate.space.split, (scores,), aggregate.target_counts).to(weights)
+        counts = [*self.searcher.target, *aggregate.space.running.sizes]
+        mask = by_piece(largest, aggregate.space.split, (scores,), counts).to(weights)
         return replace(server, weights=mask * weights, tensors={MASK: PackedMask.pack(mask).bits.cpu()})

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedspa.core.client import Client, ClientUpdate, Proximal
+from fedspa.core.client import Client, ClientUpdate
 from fedspa.core.client_state import ClientState
 from fedspa.core.errors import UserError
 from fedspa.core.limits import limited
@@ -48,8 +48,7 @@ class SubFedAvg(PruningMethod):
         start = mask * client.weights
         first = client.train(start, epochs=1, mask=mask, batches=batches)
         epochs = client.training.epochs - 1
-        proximal = Proximal(start, client.training.proximal) if client.training.proximal else None
-        last = client.train(first.weights, epochs=epochs, mask=mask, proximal=proximal, batches=batches)
+        last = client.train(first.weights, epochs=epochs, mask=mask, batches=batches)
         with client.timed("search"):
             early, late = (
                 pruned(client.space, mask, client.count(mask), trained.weights, self.prune_rate)

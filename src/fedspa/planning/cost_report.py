@@ -224,7 +224,7 @@ class CostReport:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about the limits of the figures."""
+        """Sentences about the limits of the figures, and about settings that are not used."""
         method, partition = self.plan.method, self.plan.names["partition"]
         notes = [f"{self.network.remark}."] if self.network.remark else []
         if partition != "iid":
@@ -246,7 +246,7 @@ class CostReport:
         faults = self.plan.settings.faults
         if faults.dropout or faults.deadline or faults.loss or faults.corruption:
             notes.append("faults: these are the costs without them; a client that drops out is charged less.")
-        return notes
+        return [*notes, *(f"{sentence}." for sentence in self.plan.unused)]
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values: FLOPs, bytes and counts in whole numbers."""
