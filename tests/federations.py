@@ -187,7 +187,6 @@ def federation(
         engine=runner,
         network=NetworkCosts.of(network, tuple(clients.train.inputs.shape[1:]), convention),
         client_rows=clients.train_rows,
-        target_counts=active,
         initial=whole[: space.total].clone(),
         public=torch.tensor(public, dtype=torch.int64),
         own_layers=OwnLayers(whole[space.total :], method.trains_personal),

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 import fedspa
-from fedspa.api import finished, process
+from fedspa.api import process
 from fedspa.checkpoints.resuming import config_hash_in
-from fedspa.export.command import Options, export
+from fedspa.export.command import MODELS, Options, export
 from fedspa.report.masks import overlap
 from fedspa.report.runs import read_runs
 
@@ -171,7 +171,7 @@ def test_a_model_predicts_as_the_exported_one(small: fedspa.Run, tmp_path: Path)
     trained = int(run.clients["client_updates"].to_numpy().argmax())
     first = run.model(client=trained)
     before = first(pixels)
-    for kind in finished.KINDS:
+    for kind in MODELS:
         client = None if kind == "global" else trained
         out = tmp_path / f"{kind}.pt2"
         export(Options(str(run.folder), client, "torch", kind, out))
@@ -184,7 +184,7 @@ def test_a_model_predicts_as_the_exported_one(small: fedspa.Run, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({}, ("kind=personal", "client=<number")),
+        ({}, ("a personal model", "client=<number")),
         ({"client": -1}, ("client=-1",)),
         ({"client": 1.5}, ("client=1.5",)),
         ({"client": "0"}, ("client='0'",)),
@@ -203,7 +203,7 @@ def test_a_model_that_is_not_there_is_one_sentence(
 
 def test_a_kind_that_the_method_lacks_is_named_with_those_it_has(tmp_path: Path) -> None:
     run = toy(tmp_path / "run", method="fedavg")
-    with pytest.raises(fedspa.UserError, match="kind=personal .*fedavg.*kind=local or global"):
+    with pytest.raises(fedspa.UserError, match="fedavg has no personal model: .* global and local"):
         run.model(client=0)
 
 

@@ -28,8 +28,7 @@ def nbytes(item: Item) -> int:
 def test_a_record_is_a_mapping_that_is_replaced_and_not_written():
     changed = RECORD | {"mask": OTHER}
     assert (RECORD.mask, changed.mask, changed["scale"]) == (MASK, OTHER, torch.tensor(0.5))
-    assert RECORD.part("search.") == {"seen": RECORD["search.seen"], "grown": OTHER}
-    assert (RECORD.density, NOTHING.density, NOTHING.mask) == (0.75, 1.0, None)
+    assert NOTHING.mask is None
     assert not NOTHING and RECORD
     with pytest.raises(TypeError):
         RECORD["mask"] = OTHER  # type: ignore[index]

@@ -232,7 +232,7 @@ def test_a_local_model_has_the_mask_that_it_was_trained_with(sparse: Path) -> No
         (("run={}", "format=torch"), "Say whose model=personal to write: client=<number, from 0>."),
         (("client=3", "format=torch"), "Say which run the model is of:"),
         (("run={}", "client=4", "format=torch"), "client=4 is out of range: the run has 4, 0 to 3."),
-        (("run={}", "client=-1", "format=torch"), "client=-1 is not a client's number"),
+        (("run={}", "client=-1", "format=torch"), "client=-1 is out of range: the run has 4, 0 to 3."),
         (("run={}", "client=3", "format=torch", "model=lokal"), "did you mean local or global?"),
         (("run={}", "client=3", "format=torch", "out=a.onnx"), "name it a.pt2."),
         (("run={}", "clint=3", "format=torch"), "clint is not an option: did you mean client?"),
@@ -276,7 +276,7 @@ def test_models_that_a_run_does_not_hold(
     command: Callable[..., Any], sparse: Path, dense: Path, tmp_path: Path
 ) -> None:
     words = ("client=3", "format=safetensors")
-    assert "method=fedavg has no personal model: model=global or local" in refusal(
+    assert "method=fedavg has no personal model: a run of it has global and local models." in refusal(
         command(f"run={dense}", *words)
     )
     without = copied(sparse, tmp_path / "without", **{"save.local": False})

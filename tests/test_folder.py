@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +21,7 @@ from PIL import Image
 
 from fedspa.config.plan import Plan, check
 from fedspa.core.errors import UserError
+from fedspa.data.files import unpacked
 from fedspa.data.images import Images
 from fedspa.data.sets import ArraySet
 from fedspa.data.tables import held_out
@@ -513,5 +518,27 @@ def test_an_archive_is_its_folder(plan: Planner, album: Path, pets: Path, tmp_pa
             assert packed.fingerprint == whole.fingerprint
             assert sets(packed)[0].inputs.equal(sets(whole)[0].inputs)
     Path(archive).write_bytes(Path(archive).read_bytes()[:200])
-    with pytest.raises(UserError, match="is no sound archive"):
+    with pytest.raises(UserError, match="cannot be unpacked"):
         source(plan, Path(archive))
+
+
+def test_jobs_that_start_at_once_unpack_an_archive_once(
+    album: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, unpack, times = (
+        shutil.make_archive(str(tmp_path / "packed"), "zip", album),
+        shutil.unpack_archive,
+        [],
+    )
+    together = Barrier(2)
+
+    def slow(*args: Any, **options: Any) -> None:
+        times.append(args)
+        unpack(*args, **options)
+        with suppress(BrokenBarrierError):
+            together.wait(timeout=1)  # until the other one has unpacked too, if it does
+
+    monkeypatch.setattr(shutil, "unpack_archive", slow)
+    with ThreadPoolExecutor(2) as pool:
+        folders = set(pool.map(lambda _: unpacked(archive, "dataset.path"), range(2)))
+    assert len(folders) == len(times) == 1

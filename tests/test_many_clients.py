@@ -150,7 +150,11 @@ def test_memory_is_bounded_and_shared_states_count_once():
     assert states.bytes_in_file == 40 and states[50] == NOTHING
     states[53] = weights(shared) | {"extra": torch.ones(1, 0), "mask": PackedMask.pack(torch.ones(200))}
     assert states.bytes_in_file == 65  # the rest of its record stays in memory
-    assert states[53]["weights"] is shared and states[53].density == 1 and states[53]["extra"].shape == (1, 0)
+    assert (
+        states[53]["weights"] is shared
+        and states[53].mask.active == 200
+        and states[53]["extra"].shape == (1, 0)
+    )
 
 
 def test_what_clients_share_lies_once_in_the_file_and_is_shared_again_after_a_checkpoint():

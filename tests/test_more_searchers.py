@@ -109,13 +109,13 @@ def test_a_round_of_snip_by_hand():
 
 def test_a_client_is_dense_until_snip_has_seen_it_and_keeps_its_mask_from_then_on():
     run = small(FEDSPA, SNIP(name="snip"), rounds=6)
-    total, wanted = run.space.total, sum(run.loop._setup.target_counts)
+    wanted = sum(run.loop._method.searcher.target)
     assert [run.loop.state.density(client) for client in range(4)] == [1.0] * 4
     own: dict[int, PackedMask] = {}
     for record in run.loop.rounds():
         for client in record.participants:
             mask = run.loop.state.client_state(client).mask
-            assert mask.density == wanted / total and own.setdefault(client, mask) == mask
+            assert mask.active == wanted and own.setdefault(client, mask) == mask
     assert len({mask.bits.numpy().tobytes() for mask in own.values()}) > 1  # their data differ
     for _, update in run.updates:
         assert not (update.update * (1 - update.mask)).any() and not (update.local * (1 - update.mask)).any()

@@ -206,9 +206,7 @@ def loop(
     masks = InitialMasks(space, active, shared=True, seed=0) if active else lambda client: full
     costs = toy.costs(network or seeded(toy.network, seed=0))
     runner = ClientRunner(
-        setup=ClientSetup(
-            seed=0, training=training, engine=engine, network=costs, client_rows=rows, target_counts=active
-        ),
+        setup=ClientSetup(seed=0, training=training, engine=engine, network=costs, client_rows=rows),
         method=method,
         messages=Messages(costs, 0, Link(space, wire, 0) if wire else None),
         evaluators=[Evaluator(train, rows, METRICS[toy.numbers], 0 if toy.numbers else 3, batch_size=4)],

@@ -27,7 +27,7 @@ from fedspa.runs.experiment import run
 
 
 class Curve:
-    """A part of a run."""
+    """In place of a federation."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {
@@ -61,13 +61,13 @@ def whole(**changed: Any) -> dict[str, Any]:
         "seconds": 1.0,
         "best": None,
         "round": 3,
-        "parts": {"curve": Curve().state | {"points": {"first": 1}} | changed},
+        "parts": {"federation": Curve().state | {"points": {"first": 1}} | changed},
     }
 
 
 def test_a_whole_state_is_taken() -> None:
     part = Curve()
-    state = RunState(CONFIG, "d", "p", {"curve": part})
+    state = RunState(CONFIG, "d", "p", part)
     state.load(unpack(pack(whole())))
     assert (part.first, state.round) == (1, 3)
 
@@ -80,23 +80,23 @@ def test_a_whole_state_is_taken() -> None:
             whole() | {"partition_hash": "q"},
             r"hold other rows of the data \(partition hash q there, p here\)",
         ),
-        (whole() | {"parts": {}}, r"\(parts.curve is missing there\)"),
+        (whole() | {"parts": {}}, r"\(parts.federation is missing there\)"),
         (
             whole(weights=torch.zeros(4)),
-            r"parts.curve.weights is torch.float32 \[4\] there, torch.float32 \[3\]",
+            r"parts.federation.weights is torch.float32 \[4\] there, torch.float32 \[3\]",
         ),
-        (whole(weights=torch.zeros(3).half()), r"parts.curve.weights is torch.float16 \[3\] there"),
+        (whole(weights=torch.zeros(3).half()), r"parts.federation.weights is torch.float16 \[3\] there"),
         (
             whole(mask=PackedMask.pack(torch.ones(8))),
-            r"parts.curve.mask is a mask of 8 there, a mask of 9 here",
+            r"parts.federation.mask is a mask of 8 there, a mask of 9 here",
         ),
-        (whole(round="3"), r"parts.curve.round is str there, int here"),
-        (whole(points={}), r"\(curve: KeyError: 'first'\): the code of the model, .* has changed"),
+        (whole(round="3"), r"parts.federation.round is str there, int here"),
+        (whole(points={}), r"\(KeyError: 'first'\): the code of the model, .* has changed"),
     ],
 )
 def test_a_whole_file_of_something_else_is_refused_in_a_sentence(state: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=reason) as refused:
-        RunState(CONFIG, "d", "p", {"curve": Curve()}).load(unpack(pack(state)))
+        RunState(CONFIG, "d", "p", Curve()).load(unpack(pack(state)))
     one_sentence(refused.value)
 
 

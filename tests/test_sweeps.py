@@ -211,6 +211,12 @@ def test_what_the_study_does_not_vary_makes_a_variant(words, name):
     assert shipped("sparsity", *words).name == name
 
 
+def test_a_value_that_is_given_twice_is_one_job():
+    assert [job.name for job in adhoc("seed=0,1,0", "mask=dst,dst").jobs] == [
+        "mask=dst,seed=0", "mask=dst,seed=1",
+    ]  # fmt: skip
+
+
 def test_a_job_is_named_by_what_varies():
     both = adhoc("method=fedspa,fedavg", "seed=0,1", "training.lr=0.2")
     assert both.name == "method+seed,training.lr=0.2"

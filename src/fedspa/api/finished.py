@@ -16,15 +16,13 @@ import pandas as pd
 from fedspa.api.arguments import as_path
 from fedspa.core import names
 from fedspa.core.errors import UserError, check_choice
+from fedspa.export.command import MODELS
 from fedspa.report.runs import folders_under, read_runs
 from fedspa.report.tidy import tidy
 from fedspa.tracking.run_folder import RunFiles, Unreadable
 
 if TYPE_CHECKING:
     from torch import nn
-
-KINDS = ("personal", "local", "global")
-"""The kinds of model that can be rebuilt from a run's folder."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,30 +44,17 @@ class Run(RunFiles):
 
         Raises `UserError` if the run has no such model, or did not save it.
         """
-        check_choice("kind", kind, KINDS)
-        there = [other for other in KINDS if other in self._scores]
-        if kind not in there:
-            raise UserError(
-                f"kind={kind} is no model of this run, whose method is {self.summary['method']}: it has "
-                f"kind={' or '.join(there)}."
-            )
-        if client is None and kind != "global":
-            raise UserError(f"kind={kind} is a model of one client: say whose by client=<number, from 0>.")
-        if client is not None:
-            client = _number(client)
+        check_choice("kind", kind, MODELS)
+        number = None if client is None else _number(client)
         from fedspa.export.stored_run import StoredRun
 
-        return StoredRun(self.folder, self.objects).model(kind, client).module
-
-    @property
-    def _scores(self) -> dict[str, dict[str, float]]:
-        """The final scores of the main metric, by kind of model."""
-        return names.final_scores(self.summary)[names.main_metric(self.summary)]
+        return StoredRun(self.folder, self.objects).model(kind, number).module
 
     def __repr__(self) -> str:
-        unit = names.unit(self.summary)
-        means = [f"{kind} {names.shown(spread['mean'], unit)}{unit}" for kind, spread in self._scores.items()]
-        name, metric = self.config.get("name", self.name), names.main_metric(self.summary)
+        unit, metric = names.unit(self.summary), names.main_metric(self.summary)
+        scores = names.final_scores(self.summary)[metric].items()
+        means = [f"{kind} {names.shown(spread['mean'], unit)}{unit}" for kind, spread in scores]
+        name = self.config.get("name", self.name)
         return f"<fedspa.Run {name}: {metric} {', '.join(means)}; in {self.folder}>"
 
 
@@ -105,8 +90,8 @@ def read(folder: Path, objects: Mapping[str, Any] | None = None) -> Run:
 
 
 def _number(client: object) -> int:
-    """A client's number, also from NumPy. Raises `UserError` for anything else."""
+    """A client's number, also from NumPy. Raises `UserError` for anything but a whole number."""
     with suppress(TypeError):
-        if not isinstance(client, bool) and (number := operator.index(client)) >= 0:  # type: ignore[arg-type]
-            return number
+        if not isinstance(client, bool):
+            return operator.index(client)  # type: ignore[arg-type]
     raise UserError(f"client={client!r} is not a client's number: they are counted from 0.")

@@ -109,10 +109,6 @@ def own_data(
 
     fractions: the shares of each client's rows for validation and public rows, as for `Source`.
     """
-    fraction = TEST_FRACTION if test_fraction is None else test_fraction
-    for name, value in {**fractions, "test_fraction": fraction}.items():
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise UserError(f"{name}={value!r} is no number: it must be a share, less than 1.")
     train_set = array_set("data", data)
     if clients is None:
         raise UserError(
@@ -125,6 +121,7 @@ def own_data(
         if test_clients is not None:
             raise UserError("test_clients is about test=(inputs, targets), which is missing.")
         test_set = train_set
+        fraction = TEST_FRACTION if test_fraction is None else test_fraction
         check_range("test_fraction", fraction, low=0, high=1, low_open=True, high_open=True)
         train, held_out = _held_out(train, names, fraction)
     else:

@@ -17,8 +17,8 @@ from fedspa.core.records import MAIN_KINDS, VALIDATION, RoundRecord
 from fedspa.core.tracker import Continued
 
 
-class Part(Protocol):
-    """A part of a run that changes from round to round."""
+class Stateful(Protocol):
+    """That which changes from round to round: a `Federation`."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -26,7 +26,7 @@ class Part(Protocol):
 
 
 class RunState:
-    """The parts of a run, their state after the last complete round, and its checkpoints.
+    """The state of a federation after its last complete round, and its checkpoints.
 
     A checkpoint always has the state of the last call of `completed`. So a run that ends in the middle of a round,
     or while its trackers write, leaves the round before.
@@ -37,7 +37,7 @@ class RunState:
         config: dict[str, Any],
         data_hash: str,
         partition_hash: str,
-        parts: Mapping[str, Part],
+        federation: Stateful,
         lower_is_better: Sequence[str] = (),
     ) -> None:
         """Args:
@@ -46,7 +46,7 @@ class RunState:
         lower_is_better: the names of such scores.
         """
         self._lower_is_better = lower_is_better
-        self._config, self._parts = config, dict(parts)
+        self._config, self._federation = config, federation
         self._data_hash, self._partition_hash = data_hash, partition_hash
         self._begin, self._earlier = time.perf_counter(), 0.0
         self._state: dict[str, Any] = {}
@@ -78,11 +78,10 @@ class RunState:
         if continues is not None:
             follows = following_rounds(state["config"], self._config)
             self.continued = Continued(continues, state["round"], [key for key in follows if key != ROUNDS])
-        for name, part in self._parts.items():
-            try:
-                part.load_state_dict(state["parts"][name])
-            except (LookupError, TypeError, ValueError, AttributeError) as error:
-                raise _unfit(f"{name}: {type(error).__name__}: {brief(error)}") from error
+        try:
+            self._federation.load_state_dict(state["parts"]["federation"])
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise _unfit(f"{type(error).__name__}: {brief(error)}") from error
         self._earlier, self._best, self._round = state["seconds"], state["best"], state["round"]
         self._written = self._round if continues is None else -1
 
@@ -102,7 +101,7 @@ class RunState:
                 f"{self._partition_hash} here), though the settings and the data are the same: another version of "
                 "fedspa drew them, so begin a new run in another folder."
             )
-        here = {name: part.state_dict() for name, part in self._parts.items()}
+        here = {"federation": self._federation.state_dict()}
         if misfit := next(_misfits(state["parts"], here, "parts"), None):
             raise _unfit(misfit)
 
@@ -119,12 +118,8 @@ class RunState:
             "continued": self.continued and self.continued._asdict(),
             "round": round,
             "seconds": self.seconds,
-            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            "parts": {"federation": self._federation.state_dict()},
         }
-
-    def due(self, checkpoints: Checkpoints) -> bool:
-        """True if it is time to write the last complete round."""
-        return checkpoints.due(self._round)
 
     def write(self, checkpoints: Checkpoints) -> None:
         """Write the last complete round, unless it is already written."""

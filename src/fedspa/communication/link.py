@@ -103,7 +103,7 @@ class Link:
 
     def _is_random(self, mask: PackedMask) -> bool:
         """True if a first mask is random in some tensor: one that is neither full nor empty."""
-        counts = self.space.count(mask.unpack(like=torch.empty(0)))
+        counts = self.space.count(mask.flags)
         return any(0 < count < size for count, size in zip(counts, self.space.sizes, strict=True))
 
     @cached_property

@@ -45,7 +45,6 @@ _SAME, _EMPTY, _FULL, _BITS = range(4)
 """The next mask of a tensor."""
 _HEADER = struct.Struct("<4s4B2I2Q8s")
 CHECKSUM_BYTES = 8
-_FLAGS = torch.empty(0, dtype=torch.bool)
 
 
 class WireError(Exception):
@@ -90,7 +89,7 @@ def encode(message: Message, space: ParameterSpace, known: PackedMask, dtype: st
     Raises `ValueError` for a mask that is not 1 in running statistics, or that the receiver cannot get.
     """
     changes, bits = _changes(space, known, message.next_mask or known)
-    flags = message.mask.unpack(like=_FLAGS)
+    flags = message.mask.flags
     if not flags[space.trained :].all():
         raise ValueError("running statistics are sent whole: masks must be 1 there")
     values = message.vector.cpu()[flags]
@@ -163,7 +162,7 @@ def decode(
     if mask is None:
         missing = "a next mask, which it does not hold" if header.under == _NEXT else f"a mask of seed {seed}"
         raise WireError(f"The message's values lie under {missing}: the receiver cannot get that mask.")
-    flags = mask.unpack(like=_FLAGS)
+    flags = mask.flags
     if header.context != _context(space, known, mask) or header.values != int(flags.count_nonzero()):
         raise WireError(f"The message is {envelope}, but for another network or under another mask.")
     vector = torch.zeros(space.total)
@@ -229,9 +228,7 @@ def _under(message: Message, known: PackedMask) -> int:
 def _changes(space: ParameterSpace, known: PackedMask, next_mask: PackedMask) -> tuple[list[int], np.ndarray]:
     """The change of each piece of a mask (a tensor, or a group of channels), and uint8 flags of those spelled out."""
     changes, spelled = [], [np.empty(0, np.uint8)]
-    pieces = (
-        space.mask_bits(mask.unpack(like=_FLAGS)).split(space.mask_sizes) for mask in (known, next_mask)
-    )
+    pieces = (space.mask_bits(mask.flags).split(space.mask_sizes) for mask in (known, next_mask))
     for old, new in zip(*pieces, strict=True):
         if torch.equal(old, new):
             changes.append(_SAME)
@@ -247,7 +244,7 @@ def _changes(space: ParameterSpace, known: PackedMask, next_mask: PackedMask) ->
 
 def _next_mask(space: ParameterSpace, known: PackedMask, changes: list[int], bits: np.ndarray) -> PackedMask:
     """The next mask, from the result of `_changes`."""
-    flags = space.mask_bits(known.unpack(like=_FLAGS))
+    flags = space.mask_bits(known.flags)
     spelled = torch.from_numpy(bits)
     for piece, change in zip(flags.split(space.mask_sizes), changes, strict=True):
         if change == _BITS:

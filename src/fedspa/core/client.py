@@ -151,10 +151,6 @@ class Client(Protocol):
     def training(self) -> TrainingSettings:
         """The settings of local training."""
 
-    @property
-    def target_counts(self) -> Sequence[int]:
-        """The active parameters of each tensor, from the layer sparsity; empty for a dense method."""
-
     def generator(self, purpose: str) -> torch.Generator:
         """The source of this client's random draws in this round, one for each purpose."""
 

@@ -87,11 +87,6 @@ class ClientState(Mapping[str, Item]):
         return item
 
     @property
-    def density(self) -> float:
-        """The share of the parameters that the mask keeps active; 1 without a mask."""
-        return 1.0 if self.mask is None else self.mask.density
-
-    @property
     def identity(self) -> tuple[tuple[str, int], ...]:
         """A key that is equal for two records of the same objects, as those of clients that share a mask."""
         return tuple((name, id(item)) for name, item in self._items.items())
@@ -105,10 +100,6 @@ class ClientState(Mapping[str, Item]):
             name: item.to(device) if isinstance(item, torch.Tensor) else item for name, item in self.items()
         }
         return self if all(read[name] is item for name, item in self._items.items()) else ClientState(read)
-
-    def part(self, prefix: str) -> dict[str, Item]:
-        """The items whose names begin with `prefix`, by the rest of their names."""
-        return {name.removeprefix(prefix): item for name, item in self.items() if name.startswith(prefix)}
 
     def sharing(self, known: ClientState) -> ClientState:
         """This record with the masks of `known` in place of equal ones.

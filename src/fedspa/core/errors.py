@@ -89,7 +89,7 @@ def check_range(
     high_open: bool = False,
 ) -> None:
     """Raise `UserError` unless `value` is finite and in [low, high]. `low_open` and `high_open` exclude a limit."""
-    if not isinstance(value, Real):
+    if not isinstance(value, Real) or isinstance(value, bool):
         raise UserError(f"{where}={written(value)} is not a number.")
     too_low = low is not None and (value <= low if low_open else value < low)
     too_high = high is not None and (value >= high if high_open else value > high)

@@ -47,9 +47,9 @@ class PackedMask:
         return int(np.bitwise_count(self.bits.cpu().numpy()).sum())
 
     @property
-    def density(self) -> float:
-        """The share of the coordinates that are ones."""
-        return self.active / self.length
+    def flags(self) -> torch.Tensor:
+        """The mask as bool [length] on the CPU."""
+        return torch.from_numpy(np.unpackbits(self.bits.cpu().numpy(), count=self.length)).view(torch.bool)
 
     def unpack(self, like: torch.Tensor) -> torch.Tensor:
         """The mask [length] as zeros and ones, in the dtype and on the device of `like`.
@@ -59,7 +59,7 @@ class PackedMask:
         if like.device.type != "cpu":
             bits = self.bits if self.resident is None else self.resident
             return unpacked_by_shifts(sent(bits, like.device), self.length).to(like.dtype)
-        return torch.from_numpy(np.unpackbits(self.bits.cpu().numpy(), count=self.length)).to(like.dtype)
+        return self.flags.view(torch.uint8).to(like.dtype)
 
     def __or__(self, other: PackedMask) -> PackedMask:
         """The mask of the coordinates that are ones in either mask."""

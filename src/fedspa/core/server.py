@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -65,5 +65,3 @@ class Aggregate:
     held: torch.Tensor | None = None
     """bool [total]: the coordinates that some update has. None if all updates are dense, or if the method's
     normaliser is participants."""
-    target_counts: Sequence[int] = ()
-    """Active parameters of each tensor that the layer sparsity asks for; empty for a dense method."""

@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import struct
 import tarfile
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from fedspa.core.errors import UserError, brief
-from fedspa.data.idx import idx_tables
+from fedspa.data.idx import BROKEN, idx_tables
 
 if TYPE_CHECKING:
     import datasets
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".txt")
 JUNK = ("__MACOSX", "__pycache__", "@eaDir", "$RECYCLE.BIN", "lost+found")
 """Folders that a system makes by itself, beside all hidden ones. Some hold thumbnails, which are no images of ours."""
-BROKEN = (OSError, EOFError, ValueError, zlib.error, struct.error, tarfile.TarError, zipfile.BadZipFile)
-"""Raised on broken files; of pandas and Arrow these are ValueErrors."""
 
 
 def spelled(text: object) -> str:
@@ -80,6 +76,7 @@ def unpacked(path: str, origin: str) -> Path:
     """The file or folder at `path`; of an archive, the folder into which it is unpacked once, in the cache of
     `datasets`. Raises `UserError`, which begins with `origin`, for a broken archive."""
     from datasets import config
+    from filelock import FileLock
 
     file = Path(path).expanduser().resolve()
     endings = tuple(ending for _, some, _ in shutil.get_unpack_formats() for ending in some)
@@ -91,14 +88,14 @@ def unpacked(path: str, origin: str) -> Path:
         folder = Path(config.HF_DATASETS_CACHE).expanduser() / "unpacked" / key
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as part:
+            with FileLock(f"{folder}.lock"), tempfile.TemporaryDirectory(dir=folder.parent) as part:
                 # shutil leaves out what a zip file would write outside of the folder; tarfile is to refuse it.
                 safe: dict[str, Any] = {} if file.suffix.lower() == ".zip" else {"filter": "data"}
-                shutil.unpack_archive(file, Path(part) / "whole", **safe)
                 if not folder.is_dir():  # another process may have been faster
+                    shutil.unpack_archive(file, Path(part) / "whole", **safe)
                     os.replace(Path(part) / "whole", folder)
-    except BROKEN as error:
-        raise UserError(f"{origin} is no sound archive ({brief(error)}).") from error
+    except (*BROKEN, tarfile.TarError, zipfile.BadZipFile) as error:
+        raise UserError(f"{origin} cannot be unpacked ({brief(error)}).") from error
     inside = [entry for entry in folder.iterdir() if _counts(entry.name)]
     return inside[0] if len(inside) == 1 and not inside[0].name.startswith("train") else folder
 

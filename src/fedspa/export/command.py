@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedspa.export.client_model import ClientModel
 
 MODELS = ("personal", "local", "global")
+"""The kinds of model that can be rebuilt from a run's folder."""
 SUFFIXES = {"torch": ".pt2", "safetensors": ".safetensors", "onnx": ".onnx"}
 """The ending of the file's name, by format."""
 
@@ -39,8 +40,6 @@ class Options:
         check_choice("model", self.model, MODELS)
         if self.client is None and self.model != "global":
             raise UserError(f"Say whose model={self.model} to write: client=<number, from 0>.")
-        if self.client is not None and self.client < 0:
-            raise UserError(f"client={self.client} is not a client's number: they are counted from 0.")
         if self.out and self.out.suffix != (suffix := SUFFIXES[self.format]):
             raise UserError(
                 f"out={self.out} does not end as files of format={self.format} do: name it "

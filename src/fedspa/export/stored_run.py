@@ -20,7 +20,7 @@ from fedspa.config.network import build_model, model_call
 from fedspa.config.recorded import recorded_plan
 from fedspa.core.client import Initial, Mixture
 from fedspa.core.client_state import MASK, ClientState
-from fedspa.core.errors import UserError, brief
+from fedspa.core.errors import UserError, brief, listed
 from fedspa.core.packed_mask import PackedMask
 from fedspa.core.weights import ParameterSpace, flat_tensors
 from fedspa.export.client_model import ClientModel, Mixed, Normalise
@@ -71,20 +71,17 @@ class StoredRun:
         """The personal, local or global model of a client. Raises `UserError` if the run does not have it."""
         plan = self._plan
         kinds, method = plan.method.kinds, plan.names["method"]
-        if client is not None and client >= (clients := plan.settings.federation.clients):
+        if client is not None and client not in range(clients := plan.settings.federation.clients):
             raise UserError(f"client={client} is out of range: the run has {clients}, 0 to {clients - 1}.")
         if kind not in kinds:
-            raise UserError(
-                f"method={method} has no {kind} model: model={' or '.join(kinds)} can be exported."
-            )
+            raise UserError(f"method={method} has no {kind} model: a run of it has {listed(kinds)} models.")
         if kind == "global" and not self._whole.kept:
             weights = self._global()
             sparse = self._plan.method.shares_mask
             return self._built(weights, self._space.count(weights != 0) if sparse else self._space.sizes)
         if client is None:
             raise UserError(
-                "With personal_layers every client has layers of its own: say whose by "
-                "client=<number, from 0>."
+                f"Every client has a {kind} model of its own: say whose by client=<number, from 0>."
             )
         return self._built(*(self._local(client) if kind == "local" else self._made(client, kind)))
 

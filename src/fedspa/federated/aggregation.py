@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from fedspa.core.client import ClientUpdate
@@ -19,14 +17,9 @@ class Aggregator:
     in no mask is 0.
     """
 
-    def __init__(
-        self, normaliser: str, clients: int, space: ParameterSpace, target_counts: Sequence[int] = ()
-    ) -> None:
-        """Args:
-        clients: the number of clients of the whole federation.
-        target_counts: as in `Aggregate`."""
-        self._per_coordinate, self._clients = normaliser == "holders", clients
-        self._space, self._target_counts = space, target_counts
+    def __init__(self, normaliser: str, clients: int, space: ParameterSpace) -> None:
+        """`clients`: the number of clients of the whole federation."""
+        self._per_coordinate, self._clients, self._space = normaliser == "holders", clients, space
         self._sum: torch.Tensor | None = None
         self._held: torch.Tensor | None = None
         self._tensors: dict[str, torch.Tensor] = {}
@@ -57,8 +50,7 @@ class Aggregator:
             update = torch.where(self._held > 0, self._sum / self._held, 0.0)
         means = {name: tensor / self._weight for name, tensor in self._tensors.items()}
         held = None if self._held is None else self._held > 0
-        share = self._count / self._clients
-        return Aggregate(update, means, self._space, share, held, self._target_counts)
+        return Aggregate(update, means, self._space, self._count / self._clients, held)
 
 
 def _plus(total: torch.Tensor | None, tensor: torch.Tensor, weight: float) -> torch.Tensor:

@@ -21,8 +21,6 @@ from fedspa.federated.client_setup import ClientSetup
 from fedspa.methods.checking import check_vector
 from fedspa.training.base import LocalTask
 
-_BYTES = torch.empty(0, dtype=torch.uint8)
-
 
 @dataclass(kw_only=True, eq=False)
 class LocalClient:
@@ -51,7 +49,6 @@ class LocalClient:
     def __post_init__(self) -> None:
         setup, layers = self.setup, self.setup.own_layers.first
         self.initial, self.space, self.training = setup.initial, setup.space, setup.training
-        self.target_counts = setup.target_counts
         self.rows = torch.from_numpy(setup.client_rows[self.id])
         self.title = f"client {self.id} in round {self.round + 1}"
         self._own: dict[str, torch.Tensor] = {name: self.state.tensor(name) for name in layers}
@@ -239,7 +236,7 @@ class LocalClient:
         """The counts as int64 [tensors]; on the CPU if the packed mask is there, else on the device."""
         if id(mask) not in self._counts:
             packed = self.state.mask if self.has_mask(mask) else None
-            flags = mask if packed is None or packed.bits.device.type != "cpu" else packed.unpack(like=_BYTES)
+            flags = mask if packed is None or packed.bits.device.type != "cpu" else packed.flags
             self._counts[id(mask)] = mask, self.space.counts(flags)
         return self._counts[id(mask)][1]
 

@@ -25,8 +25,6 @@ class ClientSetup:
     network: NetworkCosts
     client_rows: Sequence[np.ndarray]
     """int64 rows: the training rows of each client."""
-    target_counts: Sequence[int] = ()
-    """The active parameters of each tensor, from the layer sparsity; empty for a dense method."""
     initial: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     """The initial global weights w_0 [shared]."""
     public: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))

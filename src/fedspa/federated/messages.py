@@ -21,8 +21,6 @@ from fedspa.federated.client import LocalClient
 from fedspa.federated.faults import Fault, damage
 from fedspa.federated.jobs import UpdateFailed
 
-_BYTES = torch.empty(0, dtype=torch.uint8)
-
 
 @dataclass(frozen=True)
 class Messages:
@@ -101,7 +99,7 @@ class Messages:
         sent, next_mask = update.mask, update.state.mask
         next_active = None
         if next_mask is not None and next_mask is not known:
-            next_active = client.space.count(next_mask.unpack(like=_BYTES))
+            next_active = client.space.count(next_mask.flags)
         drawn = sent is not None and not client.has_mask(sent) and PackedMask.pack(sent) != next_mask
         active = None if sent is None else client.count(sent)
         if update.update is None:

@@ -50,7 +50,7 @@ class Server:
 
     def aggregator(self) -> Aggregator:
         """An empty aggregator for a round."""
-        return Aggregator(self.method.normaliser, self.clients, self.setup.space, self.setup.target_counts)
+        return Aggregator(self.method.normaliser, self.clients, self.setup.space)
 
     def step(self, server: ServerState, aggregator: Aggregator, round: int) -> ServerState:
         """The server's state after a round (from 1), or after the step before round 1 (0).

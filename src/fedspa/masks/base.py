@@ -217,7 +217,6 @@ class MaskSearcher(Fitted, Component, ABC):
                 counts=client.count(client.mask)[: len(space.names)],
                 start=start[:trained],
                 received=client.weights[:trained] if dense else None,
-                horizon=self.horizon,
                 memory=client.state,
             )
             mask = self._found(client, search, first=purpose == "first_mask")

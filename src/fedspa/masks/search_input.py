@@ -40,8 +40,6 @@ class SearchInput:
     received: torch.Tensor | None = None
     """The server's dense weights w_t [trained]; None if the client received only those under its mask. They are set
     in `first_mask`, and in the rounds of `receives_dense`."""
-    horizon: int = 1
-    """The number of rounds of the run."""
     memory: Mapping[str, Item] = field(default_factory=dict)
     """The client's state, with the items that `remember` returned at the client's last update."""
 

@@ -80,5 +80,6 @@ class FedDST(MaskedMethod):
         assert held is not None and update is not None
         weights = torch.where(held, server.weights - update, 0)
         scores = weights.abs().masked_fill(~held, -1)
-        mask = by_piece(largest, aggregate.space.split, (scores,), aggregate.target_counts).to(weights)
+        counts = [*self.searcher.target, *aggregate.space.running.sizes]
+        mask = by_piece(largest, aggregate.space.split, (scores,), counts).to(weights)
         return replace(server, weights=mask * weights, tensors={MASK: PackedMask.pack(mask).bits.cpu()})

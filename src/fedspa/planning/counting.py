@@ -146,10 +146,9 @@ class UpdateCosts:
         """An update, and the server state that it starts from."""
         method: Any = copy.copy(self.method)
         full = PackedMask.pack(torch.ones(self.space.total))
-        known, target = full, list[int]()
+        known = full
         if method.uses_mask:
             searcher = method.searcher = copy.copy(method.searcher)
-            target = [*searcher.target, *self.space.running.sizes]
             before, after = (
                 self._mask(self.counts(network, round)) for round in (update.found, update.round)
             )
@@ -162,7 +161,6 @@ class UpdateCosts:
             engine=CountingEngine(self.space, self.training, self.public[1]),
             network=network,
             client_rows=[np.zeros(update.rows, np.int64)],
-            target_counts=target,
             initial=torch.zeros(self.space.total),
             public=torch.zeros(self.public[0], dtype=torch.int64),
         )

@@ -151,7 +151,6 @@ def _assemble(plan: Plan, fabric: Fabric, launch: Launch, group: RankGroup) -> F
         engine=engine,
         network=costs,
         client_rows=rows.train,
-        target_counts=active or (),
         initial=initial.weights,
         public=torch.from_numpy(rows.public),
         own_layers=own_layers,

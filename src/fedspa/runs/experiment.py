@@ -12,7 +12,7 @@ from typing import Any
 from fedspa.checkpoints.archive import ArchiveError, read
 from fedspa.checkpoints.checkpoint import Checkpoints
 from fedspa.checkpoints.resuming import CHECKPOINTS, last_of_another, occupied
-from fedspa.checkpoints.run_state import Part, RunState
+from fedspa.checkpoints.run_state import RunState
 from fedspa.config.plan import Plan
 from fedspa.core.errors import UserError
 from fedspa.core.launch import launched
@@ -87,9 +87,8 @@ class BegunRun:
         self._folder = RunFolder(replace=settings.resume is not None)
         everyone = (self._folder, *views.values(), *plan.loggers.values())
         self._trackers = Trackers(everyone if self._group.main else ())
-        parts: dict[str, Part] = {"federation": federation}
         self._state = RunState(
-            plan.resolved, info.data_hash, info.partition_hash, parts, info.lower_is_better
+            plan.resolved, info.data_hash, info.partition_hash, federation, info.lower_is_better
         )
         self._go_on(folder)
         self._info = replace(info, completed=self._state.round, continued=self._state.continued)
@@ -179,7 +178,7 @@ class BegunRun:
 
     def _write(self, *, only_if_due: bool = False) -> None:
         """Write a checkpoint, after the rows of the run's files that belong to it."""
-        if not only_if_due or self._state.due(self._checkpoints):
+        if not only_if_due or self._checkpoints.due(self._state.round):
             self._folder.sync()
             self._state.write(self._checkpoints)
 

@@ -119,10 +119,10 @@ def study(
         for text in _choices(override)
     ]
     base = given["sweep"].value() if "sweep" in given else "+".join(sorted(varied)) or SINGLE
-    jobs = [
+    jobs = dict.fromkeys(  # seed=0,0 is one job: two would share a folder
         Job(tuple(sorted(text for text in texts if text.partition("=")[0] in varied)), texts)
         for texts in combinations
-    ]
+    )
     return Study(file_name([str(base), *sorted(variant)], LONGEST_STUDY), tuple(jobs))
 
 
