@@ -109,8 +109,8 @@ def test_away_at_the_end_is_told_and_a_command_goes_on(
     impatient_end(monkeypatch)
     trackers.finish(run_result())
     assert capsys.readouterr().out == (
-        f"MLflow at {server.uri} has not got everything yet (Connection refused): "
-        f"python src/sync.py {folder} goes on.\n"
+        f"MLflow at {server.uri} does not have everything yet (Connection refused): "
+        f"python src/sync.py {folder} sends the rest.\n"
     )
     assert json.loads((folder / CONFIRMED).read_text())["round"] == 3
     away = subprocess.run([sys.executable, str(SYNC), str(folder)], capture_output=True, text=True)

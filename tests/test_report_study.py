@@ -139,6 +139,14 @@ def test_a_setting_that_an_older_version_did_not_know_has_its_default(tmp_path: 
     assert len(study_of(tmp_path).rows) == 2
 
 
+def test_data_sets_in_other_scripts_have_figures_of_their_own(tmp_path: Path) -> None:
+    for dataset in ("\u624b\u66f8\u304d", "\u5199\u771f"):
+        make_run(tmp_path / dataset, {"local": [1]}, dataset=dataset)
+    report = make_report(study_of(tmp_path))
+    found = [part.name for part in (*report.tables, *report.pictures)]
+    assert len(set(found)) == len(found)
+
+
 def test_a_methods_public_rows_make_no_other_data(tmp_path: Path) -> None:
     for method, fraction in (("fedmd", "0.1"), ("fedavg", "0.0")):
         make_run(tmp_path / method, {"local": [1]}, method=method, mask="none")

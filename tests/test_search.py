@@ -15,6 +15,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedspa.cli import main
+from fedspa.core.components import build
 from fedspa.core.errors import UserError
 from fedspa.metrics.mse import MeanSquaredError
 from fedspa.studies import search
@@ -116,7 +117,7 @@ def test_a_drawn_value_has_the_digits_that_matter(values, drawn, expected):
 )
 def test_bad_options_are_refused(options, sentence):
     with pytest.raises(UserError, match=sentence):
-        Search(**{"trials": 1, "at_once": 1, "seed": 0, "kind": None} | options)
+        build("hydra.sweeper", Search, {"trials": 1, "at_once": 1, "seed": 0, "kind": None} | options)
 
 
 def test_without_optuna_a_sentence_names_the_extra(monkeypatch):

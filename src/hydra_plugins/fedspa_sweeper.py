@@ -12,6 +12,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
+from fedspa.core.components import build
 from fedspa.core.errors import UserError
 from fedspa.studies.jobs import study
 from fedspa.studies.search import Search, Space
@@ -65,8 +66,8 @@ class SearchSweeper(StudySweeper):
         self, params: dict[str, str], trials: int, at_once: int, seed: int, kind: str | None, **others: Any
     ) -> None:
         super().__init__(params)
-        self._options, self._others = (trials, at_once, seed, kind), others
+        self._options, self._others = dict(trials=trials, at_once=at_once, seed=seed, kind=kind), others
 
     def _run(self, arguments: list[str]) -> int:
-        search = Search(*self._options)
+        search, _ = build("hydra.sweeper", Search, self._options)
         return search.run(Space.of(self._params, arguments, self._parser), self._sweeps)

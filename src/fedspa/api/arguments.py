@@ -56,7 +56,7 @@ def without_fractions(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     return others, found
 
 
-def told_apart(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+def words_and_objects(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """The settings in words, with their sections, and the user's own objects by group."""
     objects = {group: settings[group] for group in OBJECTS if _is_object(settings.get(group))}
     return as_words({SHORT.get(key, key): settings[key] for key in settings if key not in objects}), objects

@@ -16,8 +16,8 @@ from fedspa.api.arguments import (
     component,
     in_python,
     model_maker,
-    told_apart,
     without_fractions,
+    words_and_objects,
 )
 from fedspa.api.finished import Run, read
 from fedspa.api.process import stay_in_one_process, threads_of_torch, torch_as_it_was
@@ -111,7 +111,7 @@ class Federation:
         self._shortened = set(SHORT if data is not None else SHORT.keys() & settings.keys())
         with in_python(self._shortened):
             batchnorm = None if isinstance(model, str | dict | None) else settings.pop("batchnorm", None)
-            given, objects = told_apart(settings)
+            given, objects = words_and_objects(settings)
             given = [*words, *given]
             nodes, defaults = _nodes(objects), ["logger=none"]
             if data is not None:

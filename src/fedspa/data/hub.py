@@ -70,7 +70,7 @@ def pinned(name: str, subset: str | None, revision: str | None, origin: str) -> 
 def open_tables(
     name: str, subset: str | None, revision: str | None, origin: str
 ) -> dict[str, datasets.Dataset]:
-    """The splits by name. Raises `UserError` where they cannot be had."""
+    """The splits by name. Raises `UserError` if they are not in the cache and cannot be downloaded."""
     found = builder(name, subset, commit_of(name, revision, origin), origin)
     try:
         found.download_and_prepare()
@@ -86,7 +86,7 @@ def open_tables(
 def builder(name: str, subset: str | None, commit: str, origin: str) -> datasets.DatasetBuilder:
     """A reader of a revision: from the cache where that has it, else through the network.
 
-    Raises `UserError` where it cannot be had, or has no such subset.
+    Raises `UserError` if it is neither in the cache nor on the hub, or has no such subset.
     """
     from datasets import get_dataset_config_names, load_dataset_builder
     from datasets.packaged_modules.cache.cache import Cache
@@ -114,7 +114,7 @@ def builder(name: str, subset: str | None, commit: str, origin: str) -> datasets
     if valid and subset not in valid:
         given = written(subset)
         raise UserError(f"dataset.subset={given} is no subset of {origin}: {nearest(given, valid)}.")
-    raise UserError(f"{origin} cannot be had in revision {commit}: it is not in the cache, and {reason}.")
+    raise UserError(f"{origin} has no revision {commit} to read: it is not in the cache, and {reason}.")
 
 
 def _cached_subsets(name: str, commit: str) -> dict[str, str]:

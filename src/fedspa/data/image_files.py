@@ -1,4 +1,4 @@
-"""Image files in folders as tables, joined with what a table beside the images says of them."""
+"""Image files in folders as tables, joined with the metadata of the images."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NAMES = ("file_name", "filename", "file", "image", "path", "id")
 def open_images(
     path: str, origin: str, splits: Sequence[str], label: str | None
 ) -> dict[str, datasets.Dataset]:
-    """Image files as tables by split: the file, its class, its folder, and what a table beside the images says of it.
-    The same as `open_tables` where there are no image files.
+    """Image files as tables by split: the file, its class, its folder, and its metadata. The same as `open_tables`
+    where there are no image files.
 
     The splits are folders of these names, if one has the first name. label: the column of the labels; None for the
     folders. Raises `UserError` for images in no class.
@@ -46,7 +46,7 @@ def open_images(
     depth = int(any(file.parts[0] == splits[0] for file in images if len(file.parts) > 1))
     if depth:
         images = [file for file in images if file.parts[0] in splits or len(file.parts) == 1]
-    columns = _said_of(images, folder, [file for file in found if file.suffix.lower() in TABLES])
+    columns = _metadata(images, folder, [file for file in found if file.suffix.lower() in TABLES])
     in_classes = label is None and (columns.empty or any(len(file.parts) > depth + 1 for file in images))
     for file in images:
         if len(file.parts) <= depth + in_classes:
@@ -76,8 +76,8 @@ def open_images(
     return tables
 
 
-def _said_of(images: Sequence[PurePosixPath], folder: Path, tables: Sequence[PurePosixPath]) -> pd.DataFrame:
-    """A line an image, of what the tables say: those called metadata or, without any, the only one in the folder.
+def _metadata(images: Sequence[PurePosixPath], folder: Path, tables: Sequence[PurePosixPath]) -> pd.DataFrame:
+    """The metadata, a row for each image: of the tables called metadata or, without any, of the only one in the folder.
 
     They name an image by its path from the table's own folder; its name, or that without the ending, will do. Raises
     `UserError` for a table without such a column, and for an image that is named twice or is not there.
@@ -92,14 +92,14 @@ def _said_of(images: Sequence[PurePosixPath], folder: Path, tables: Sequence[Pur
     metadata = [table for table in tables if table.stem == "metadata"]
     others = [table for table in tables if len(table.parts) == 1 and table.suffix != ".txt"]
     for table in metadata or others[: len(others) == 1]:
-        said = read_table(folder / table, NAMES).to_pandas().convert_dtypes()
-        column = next((name for name in NAMES if name in said), None)
+        frame = read_table(folder / table, NAMES).to_pandas().convert_dtypes()
+        column = next((name for name in NAMES if name in frame), None)
         if column is None:
             raise UserError(
                 f"{spelled(folder / table)} has no column {NAMES[0]} (or {', '.join(NAMES[1:])}) of the images' names."
             )
         places: list[str] = []
-        for name in said.pop(column):
+        for name in frame.pop(column):
             below = os.path.normpath(table.parent / str(name))
             matches = known.get(below) or known.get(os.path.basename(below)) or ()
             if len(matches) != 1:
@@ -108,7 +108,7 @@ def _said_of(images: Sequence[PurePosixPath], folder: Path, tables: Sequence[Pur
                     f"{spelled(folder / table)} names {spelled(below)}, but there is {which} in {spelled(folder)}."
                 )
             places += matches
-        lines.append(said.set_index(pd.Index(places)))
+        lines.append(frame.set_index(pd.Index(places)))
     joined = pd.concat(lines)
     for name in joined.index[joined.index.duplicated()][:1]:
         raise UserError(f"{spelled(folder)}: the metadata has more than one line for {spelled(name)}.")

@@ -145,7 +145,7 @@ class Source(Component, ABC):
     def described(self, group_by: str | None) -> Source:
         """This source with every fact stated, read from the data where the config left it open.
 
-        group_by: the column that the partition goes by. Raises `UserError` where the data cannot be had.
+        group_by: the column that the partition goes by. Raises `UserError` where the data cannot be read.
         """
         return self
 

@@ -33,7 +33,7 @@ class Text(TableSource):
     """The column of the texts: strings, or lists of ids from 1."""
     length: int = limited(40, low=1)
     stride: int = limited(1, low=1)
-    """Without a label: predict every so manieth token."""
+    """Without a label: the distance between two tokens to predict; 1: every token is one."""
     vocabulary: int = 0
     """Tokens that there are, 0 included; 0: read from the data."""
     things: ClassVar[str] = "texts"

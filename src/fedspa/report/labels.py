@@ -60,4 +60,4 @@ def partition(name: str, options: Mapping[str, Any]) -> str:
 
 def slug(text: str) -> str:
     """A text as a file's name or an anchor."""
-    return "-".join(re.findall(r"[a-z0-9]+(?:\.[0-9]+)?", text.lower()))
+    return "-".join(re.findall(r"[^\W_]+(?:\.[0-9]+)?", text.lower()))

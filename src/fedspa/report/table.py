@@ -104,7 +104,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `name` is unique in a report: letters, digits and dashes."""
+    """A table. `name` is unique in a report: letters, digits, points and dashes."""
 
     name: str
     title: str

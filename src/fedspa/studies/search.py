@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
@@ -21,8 +21,9 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from fedspa.config.plan import Plan, check
 from fedspa.config.recorded import recorded_config
 from fedspa.core import names
-from fedspa.core.errors import UserError, brief, check_choice, check_range
+from fedspa.core.errors import UserError, brief, check_choice
 from fedspa.core.file_names import file_name
+from fedspa.core.limits import Limited, limited
 from fedspa.core.randomness import numpy_generator
 from fedspa.core.records import MAIN_KINDS, VALIDATION
 from fedspa.costs.units import show_count
@@ -94,25 +95,20 @@ def _short(value: Any, distribution: Any) -> Any:
     return min(max(rounded, distribution.low), distribution.high)
 
 
-@dataclass(frozen=True)
-class Search:
+@dataclass
+class Search(Limited):
     """The options of conf/hydra/sweeper/search.yaml."""
 
-    trials: int
-    at_once: int
-    seed: int
-    kind: str | None
+    section: ClassVar[str] = "hydra.sweeper"
+    trials: int = limited(low=1)
+    at_once: int = limited(low=1)
+    seed: int = limited(low=0)
+    kind: str | None = limited(choices=MAIN_KINDS)
 
     def __post_init__(self) -> None:
         if find_spec("optuna") is None:
             raise UserError("hydra/sweeper=search needs Optuna: pip install 'fedspa[optuna]'.")
-        for option, low in (("trials", 1), ("at_once", 1), ("seed", 0)):
-            value = getattr(self, option)
-            if type(value) is not int:
-                raise UserError(f"hydra.sweeper.{option}={value} is not a whole number.")
-            check_range(f"hydra.sweeper.{option}", value, low=low)
-        if self.kind is not None:
-            check_choice("hydra.sweeper.kind", self.kind, MAIN_KINDS)
+        super().__post_init__()
 
     def run(self, space: Space, sweeps: Sweeps) -> int:
         """Run the trials that are not finished, and print the best. Returns the highest exit code of any.

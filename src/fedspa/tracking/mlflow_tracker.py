@@ -81,7 +81,7 @@ class MLflowTracker(Component):
                 "weights": bool(info.config.get("save", {}).get("upload_weights", False)),
             }
             self._open = True
-            self._say("RUNNING")
+            self._write_about("RUNNING")
             self._mirror.sync()
         # Only now, after the run's worker processes: a fork of a process with several threads may find locks held.
         self._thread = threading.Thread(target=self._follow, name="mlflow", daemon=True)
@@ -97,18 +97,21 @@ class MLflowTracker(Component):
     def abort(self, status: str, reason: str) -> None:
         self._end(status, reason)
 
-    def _say(self, status: str, reason: str = "") -> None:
-        """Leave in the folder what the run is, and how it is."""
+    def _write_about(self, status: str, reason: str = "") -> None:
+        """Write into the folder what the run is, and its status."""
         end = None if status == "RUNNING" else round(time.time() * 1000)
         about = {**self._about, "status": status, "reason": reason, "end": end}
         write_whole(self._folder / ABOUT, json.dumps(about, indent=2) + "\n")
 
     def _end(self, status: str, reason: str = "") -> bool:
-        """Wait a while until the store has everything; whether it has. If not, say what goes on with it."""
+        """Wait a while until the store has everything; else print the command that sends the rest.
+
+        Returns True if the store has everything.
+        """
         if not self._open:  # the run never began, or has ended
             return False
         self._open = False
-        self._say(status, reason)
+        self._write_about(status, reason)
         if (thread := self._thread) is None:  # the run was created, perhaps, and no more
             with suppress(Exception):
                 if self._mirror.confirmed:
@@ -119,8 +122,8 @@ class MLflowTracker(Component):
         self._given_up = True
         if thread.is_alive():
             print(
-                f"MLflow at {self.uri} has not got everything yet ({self._reason or 'no answer'}): "
-                f"python src/sync.py {shlex.quote(str(self._folder))} goes on."
+                f"MLflow at {self.uri} does not have everything yet ({self._reason or 'no answer'}): "
+                f"python src/sync.py {shlex.quote(str(self._folder))} sends the rest."
             )
         return not thread.is_alive()
 

@@ -70,7 +70,7 @@ class Parent:
 def nested_in(sweep: str, loggers: Mapping[str, Any]) -> Iterator[Parent]:
     """The sweep's run while its jobs run; afterwards it is FINISHED, FAILED if a job was, or KILLED by Ctrl-C.
 
-    The store is made here, before jobs that run side by side could all try to. Raises `UserError` if it cannot be had.
+    The store is made here, before jobs that run side by side could all try to. Raises `UserError` if it cannot be used.
     """
     found = [(key, logger) for key, logger in loggers.items() if isinstance(logger, MLflowTracker)]
     if not found:
