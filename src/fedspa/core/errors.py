@@ -65,11 +65,11 @@ def nearest(word: str, options: Iterable[str]) -> str:
         return "there are none to choose from"
     by_lower = {name.lower(): name for name in names}
     close = [by_lower[name] for name in get_close_matches(word.lower(), by_lower, n=2, cutoff=0.51)]
-    few, meant = len(names) <= FEW, f"did you mean {' or '.join(close)}?"
-    if few:
-        valid = ", ".join(names)
-        return f"{meant} (valid: {valid})" if close else f"valid are {valid}"
-    return meant if close else f"valid are {', '.join(names[:FEW])} and {len(names) - FEW} others"
+    few = len(names) <= FEW
+    valid = ", ".join(names) if few else f"{', '.join(names[:FEW])} and {len(names) - FEW} others"
+    if not close:
+        return f"valid are {valid}"
+    return f"did you mean {' or '.join(close)}? ({f'valid: {valid}' if few else f'{len(names)} are valid'})"
 
 
 def check_choice(where: str, value: str, options: Iterable[str]) -> None:
