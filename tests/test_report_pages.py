@@ -225,7 +225,7 @@ def example() -> Report:
         Column(Setting("digits", split, (), {}), split, name, lambda run: None, best=best)
         for split, name, best in (("A_1", "acc", "high"), ("A_1", "GB", "low"), ("B", "acc", "high"))
     ]
-    lines = {Row(label, "none", ()): cells for label, cells in shown.items()}
+    lines = {Row(label, "none", (), label): cells for label, cells in shown.items()}
     return Report("Title", ["A fact."], [Table("example", "Example", "100 % honest", columns, lines)], [], [])
 
 

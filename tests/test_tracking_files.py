@@ -428,6 +428,20 @@ def test_rounds_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert "train/loss" not in found[-1][2] and found[-1][1] == 1.5
 
 
+def test_a_round_waits_for_its_seconds(tmp_path: Path) -> None:
+    """As in a copy of the folder that was made during the run."""
+    tracker, timing = RunFolder(), tmp_path / "timing.csv"
+    tracker.start(run_info(tmp_path))
+    for record in faulty_records():
+        tracker.round(record)
+    whole = timing.read_bytes()
+    timing.write_bytes(whole[: whole[:-1].rfind(b"\n") + 1])
+    reader = RoundReader(tmp_path)
+    assert [round for round, *_ in reader.new()] == [1, 2]
+    timing.write_bytes(whole)
+    assert [round for round, *_ in reader.new()] == [3]
+
+
 def test_only_started_trackers_are_aborted_and_all_of_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,6 +18,7 @@ from fedspa.tracking.mirror import CONFIRMED, Mirror
 from fedspa.tracking.mlflow_tracker import MLflowTracker
 from fedspa.tracking.page import flat_params
 from fedspa.tracking.run_folder import RunFolder
+from fedspa.tracking.store import store_needed
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -278,6 +279,12 @@ def test_a_store_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
         UserError, match=r"loggers.mlflow: the tracking store .* cannot be used .* logger=csv"
     ):
         MLflowTracker(tracking_uri=f"sqlite:///{tmp_path / 'no.db'}").start(run_info(tmp_path))
+
+
+def test_a_file_of_the_run_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".mlflow.lock").mkdir()
+    with pytest.raises(UserError, match=rf"\({tmp_path}/\.mlflow\.lock: .* a directory\)"), store_needed("x"):
+        Mirror(tmp_path).sync()
 
 
 def test_bad_options_are_refused() -> None:

@@ -124,7 +124,8 @@ def read_table(file: Path, text: Sequence[str] = ()) -> datasets.Dataset:
             case ".jsonl":
                 frame = pd.read_json(file, lines=True)
             case ".txt":
-                lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+                whole = file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+                lines = [line for line in whole.splitlines() if line.strip()]
                 frame = pd.DataFrame({"text": lines, "file": file.stem})
             case ending:
                 frame = pd.read_csv(

@@ -34,12 +34,12 @@ class Row:
     mask: str
     varied: Varied
     """The settings in which this method's runs on the same data differ."""
-    name: str = field(default="", compare=False)
+    name: str = field(compare=False)
     """The method and its mask in print."""
 
     @property
     def label(self) -> str:
-        return _with_values(self.name or self.method, self.varied)
+        return _with_values(self.name, self.varied)
 
 
 @dataclass(frozen=True, eq=False)

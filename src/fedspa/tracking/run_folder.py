@@ -240,6 +240,7 @@ class RoundReader:
         self._rounds, self._timing, self._events = (
             Tail(folder / f"{name}.csv") for name in ("rounds", "timing", "events")
         )
+        self._waiting: list[dict[str, str]] = []
         self._timed: dict[str, dict[str, str]] = {}
         self._happened: list[dict[str, str]] = []
         self._faults: Counter[str] = Counter()
@@ -247,11 +248,12 @@ class RoundReader:
 
     def new(self) -> Iterator[tuple[int, float, dict[str, float]]]:
         """Each new round: its number, the seconds that the run has taken so far, and its points to draw."""
-        rounds = self._rounds.rows()  # first: the rows of the others are written before
+        self._waiting += self._rounds.rows()  # first: the rows of the others are written before
         self._timed |= {row["round"]: row for row in self._timing.rows()}
         self._happened += self._events.rows()
-        for row in rounds:
-            times = self._timed.pop(row["round"])
+        # A copy of a folder that was made during the run may lack the last rows of timing.csv.
+        while self._waiting and (times := self._timed.pop(self._waiting[0]["round"], None)):
+            row = self._waiting.pop(0)
             while self._happened and int(self._happened[0]["round"]) <= int(row["round"]):
                 self._faults[self._happened.pop(0)["kind"]] += 1
             cells = {**row, **times}

@@ -128,7 +128,8 @@ def root_cause(error: BaseException) -> str:
     """The innermost error in a line: MLflow's own wraps three others in a page of text."""
     while deeper := error.__cause__ or error.__context__:
         error = deeper
-    return brief(error)
+    file = isinstance(error, OSError) and error.filename
+    return f"{file}: {brief(error)}" if file else brief(error)
 
 
 def artifact_location(uri: str) -> str | None:
