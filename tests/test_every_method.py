@@ -55,6 +55,12 @@ def test_costs_and_checkpoints_of_every_method(plan, method):
     assert record.dense_costs == report.dense_total
 
 
+def test_a_shared_mask_that_nobody_searches_travels_once(plan):
+    made = plan("method=feddst", "mask=rsm", "method.every=1", *SMALL, "federation.wire=fp32")
+    *_, record = build(made).loop.rounds()
+    assert record.total_costs == CostReport.of(made).total
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [

@@ -187,7 +187,7 @@ def test_random_regrowth_asks_for_no_gradient_and_is_drawn_from_its_generator():
     weights = torch.arange(1.0, SPACE.total + 1) * mask
     drawn = [dst.next_mask(search(mask, weights, gradient=None, seed=seed)) for seed in (1, 1, 2, 3)]
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
-    assert not dst.needs_gradient and dst.searches and DST(name="dst").needs_gradient
+    assert not dst.needs_gradient and dst.searching(0) and DST(name="dst").needs_gradient
     grew = torch.stack(
         [dst.next_mask(search(mask, weights, None, seed=seed))[mask == 0] for seed in range(200)]
     )
@@ -198,7 +198,7 @@ def test_rsm_gives_back_the_very_mask_and_looks_at_nothing():
     mask = torch.ones(SPACE.total)
     rsm = RSM(name="rsm")
     assert rsm.next_mask(search(mask, mask)) is mask
-    assert not rsm.searches and not rsm.needs_gradient and rsm.describe(0) == {}
+    assert not rsm.searching(0) and not rsm.needs_gradient and rsm.describe(0) == {}
 
 
 # Annealing -----------------------------------------------------------------------------------------------

@@ -45,7 +45,6 @@ class Slow(Method):
 class Shuffle(MaskSearcher):
     """Draws each tensor's mask anew."""
 
-    searches = True
     needs_gradient = False
 
     def __init__(self, every: int = 1) -> None:

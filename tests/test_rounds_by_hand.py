@@ -204,7 +204,7 @@ def fedspa_by_hand(searches: bool, merging: dict[str, str], **step: Any) -> list
 @pytest.mark.parametrize("searcher", [DST(name="dst", anneal_rounds=3), RSM(name="rsm")], ids=["dst", "rsm"])
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_fedspa(searcher, step):
-    hand = fedspa_by_hand(searcher.searches, MERGES[0], **step)
+    hand = fedspa_by_hand(searcher.searching(0), MERGES[0], **step)
     assert_rounds(hand, FedSpa(name="fedspa"), searcher, MASKS, **step)
 
 

@@ -23,16 +23,8 @@ class Role(Enum):
 _NAMES = {
     Role.TRAINS: (
         *("sparsity", "personal_layers", "federation", "training", "faults", "hardware.precision"),
-        *(
-            "dataset",
-            "partition",
-            "model",
-            "layer_sparsity",
-            "mask",
-            "method",
-            "server_optimizer",
-            "experiment",
-        ),
+        *("dataset", "partition", "model", "layer_sparsity"),
+        *("mask", "method", "server_optimizer", "experiment"),
     ),
     Role.TESTS: (
         *("seed", "eval", "finetune", "costs", "metrics", "metric"),

@@ -11,9 +11,8 @@ import torch
 def sent(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The tensor on a device, in another dtype if given. The transfer does not wait for queued work."""
     if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = (
-            tensor.contiguous().pin_memory()
-        )  # CUDA copies from unpinned memory only when its queue is empty
+        # CUDA copies from unpinned memory only when its queue is empty.
+        tensor = tensor.contiguous().pin_memory()
     return tensor.to(device, non_blocking=True).to(dtype or tensor.dtype)
 
 

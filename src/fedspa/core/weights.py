@@ -48,14 +48,10 @@ class ParameterSpace:
 
         Raises `UserError` for a network with other state (see `running_statistics`).
         """
-        tensors, statistics, local = (
-            flat_tensors(network),
-            running_statistics(network),
-            _personal_names(network),
-        )
+        tensors, local = flat_tensors(network), _personal_names(network)
         shapes = tuple(tuple(tensor.shape) for tensor in tensors.values())
-        kept = sum(name in local for name in tensors)
-        return cls(tuple(tensors), shapes, len(statistics), kept, getattr(network, _CHANNELS, None))
+        statistics, kept = len(running_statistics(network)), sum(name in local for name in tensors)
+        return cls(tuple(tensors), shapes, statistics, kept, getattr(network, _CHANNELS, None))
 
     @property
     def shared(self) -> ParameterSpace:
@@ -190,8 +186,7 @@ def running_statistics(network: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The running means and variances of a network's BatchNorm layers, by name, in the order of `named_buffers`.
 
     Raises `UserError` for any other buffer, and for averages over all batches (`momentum=None`). Their counts would
-    have to
-    be stored too: values of one client would pass to the next one without updates and costs.
+    have to be stored too: values of one client would pass to the next one without updates and costs.
     """
     found = {}
     for path, layer in network.named_modules():

@@ -43,11 +43,8 @@ def library(source: Path) -> ctypes.CDLL:
                 kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 write_whole(kept, made.read_bytes())
             return built
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # from the system, from a bad CC variable, from a missing home
+    # From the system, from a bad CC variable, or from a missing home.
+    except (OSError, ValueError, RuntimeError) as error:
         raise CannotBuild(brief(error)) from error
 
 

@@ -62,12 +62,10 @@ class MaskSearcher(Fitted, Component, ABC):
 
     # The plan -------------------------------------------------------------------------------------------
 
-    searches: ClassVar[bool] = False
-    """True if masks change after the first one, so that the next one travels."""
-
     def searching(self, round: int) -> bool:
-        """True if a round (from 0) searches for masks. In other rounds masks stay, and no search is charged."""
-        return True
+        """True if a round (from 0) searches for masks, so that the next mask travels. In other rounds masks stay, and
+        no search is charged."""
+        return False
 
     def exchanging(self, round: int) -> bool:
         """True if a search in a round exchanges parameters even while the planned counts stay the same."""
@@ -99,9 +97,7 @@ class MaskSearcher(Fitted, Component, ABC):
 
     def changes(self, found: int, round: int) -> bool:
         """True if a search in a round changes a mask that was found in the round `found` (-1: the first mask)."""
-        if not (self.searches and self.searching(round)):
-            return False
-        return self.exchanging(round) or self.counts(found) != self.counts(round)
+        return self.searching(round) and (self.exchanging(round) or self.counts(found) != self.counts(round))
 
     # What a search may look at --------------------------------------------------------------------------
 
@@ -237,6 +233,6 @@ class MaskSearcher(Fitted, Component, ABC):
         with read_only(title, {f"search.{name}": value for name, value in given.items()}):
             mask = self.first_mask(search) if first else self.next_mask(search)
         if mask is not search.mask or first:
-            may_change = first or (self.searches and self.searching(search.round))
+            may_change = first or self.searching(search.round)
             check_mask(client, title, search, mask, self.counts(search.round), may_change=may_change)
         return mask

@@ -55,7 +55,7 @@ def check_mask(
             raise refusal(
                 title,
                 search,
-                "another mask than before, but says by searches or searching that it does not search",
+                "another mask than before, but says by searching() that it does not search",
             )
 
     client.later([space.counts(mask), space.counts(mask == 1), same], check)

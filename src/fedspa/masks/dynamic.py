@@ -30,7 +30,6 @@ class DynamicSearcher(MaskSearcher):
     """The number of rounds from one search to the next; round 1 searches. A longer training between two searches
     explores more reliably (In-Time Over-Parameterization; Liu et al., ICML 2021)."""
 
-    searches: ClassVar[bool] = True
     grows_from_zero: ClassVar[bool] = False
     """True if a parameter that was inactive starts from 0 at the client's next update. False: it starts from the
     server's dense value (a warm start)."""
