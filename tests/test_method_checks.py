@@ -55,8 +55,8 @@ class Writing(Ditto):
         return super().client_update(client, server)
 
     def server_init(self, initial):
-        tensors = {name: initial.weights.clone() for name in ("sent", "kept")}
-        return ServerState(initial.weights, {"sent": tensors["sent"]}, {"kept": tensors["kept"]})
+        weights, sent, kept = (initial.weights.clone() for _ in range(3))
+        return ServerState(weights, {"sent": sent}, {"kept": kept})
 
     def server_update(self, server, aggregate):
         self._write("server_update", server=server)
@@ -275,3 +275,15 @@ def test_a_class_without_its_methods_is_told_which(plan, tmp_path, monkeypatch):
     words = ("method=fedavg", "method._target_=no_update.Half", "trusted_packages=[no_update]")
     with pytest.raises(UserError, match=r"no_update.Half lacks client_update"):
         plan(*words)
+
+
+@pytest.mark.parametrize("setting", ["save.local=true", "theory.every=1"])
+def test_settings_that_need_local_models_refuse_a_method_without_them(plan, tmp_path, monkeypatch, setting):
+    (tmp_path / "no_local.py").write_text(
+        "from fedspa.methods.fedspa import FedSpa\n\nclass NoLocal(FedSpa):\n    kinds = ('global', 'personal')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("method=fedspa", "method._target_=no_local.NoLocal", "trusted_packages=[no_local]")
+    plan(*words)
+    with pytest.raises(UserError, match=setting):
+        plan(*words, setting)

@@ -248,12 +248,17 @@ def _check_together(plan: Plan) -> None:
     plan.method.check_clients(plan.settings.federation.clients)
     check_learning_rates(plan.settings.training, plan.settings.federation.rounds, plan.hardware.precision)
     if plan.settings.theory.every and (
-        plan.mask is None or plan.method.moves_weights or plan.method.shares_mask
+        plan.mask is None
+        or plan.method.moves_weights
+        or plan.method.shares_mask
+        or not {"personal", "local"} <= set(plan.method.kinds)
     ):
         raise UserError(
-            f"theory.every={plan.settings.theory.every} is about personal masks on the server's weights, which "
-            f"method={method} does not have: set it to 0."
+            f"theory.every={plan.settings.theory.every} needs a personal and a local model of each client, under its "
+            f"own mask of the server's weights: method={method} does not have them, so set it to 0."
         )
+    if plan.settings.save.local and "local" not in plan.method.kinds:
+        raise UserError(f"save.local=true: method={method} has no local models. Set save.local=false.")
     if plan.settings.faults.corruption and plan.settings.federation.wire is None:
         raise UserError(
             f"faults.corruption={plan.settings.faults.corruption} needs messages whose bits can flip: "
