@@ -13,6 +13,8 @@ from kill_points import run_until
 from test_malformed import contents, one_sentence
 from test_resume import ONE, TINY, files, rows
 
+from fedspa.checkpoints.archive import read, write
+from fedspa.checkpoints.checkpoint import checkpoint_files
 from fedspa.checkpoints.resuming import place
 from fedspa.config.plan import Plan
 from fedspa.core.errors import UserError
@@ -61,6 +63,32 @@ def test_the_results_are_those_of_one_long_run(
             del found["summary"][f"continued/{key}"]
     assert left == expected
     assert len(rows(long, "timing.csv")) == 4
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_a_run_of_an_older_version_goes_on_with_the_defaults_of_new_settings(
+    plan: Planned, tmp_path: Path, continues: bool
+) -> None:
+    """A finished run is continued; an interrupted one, which has no summary, goes on in its own folder."""
+    folder = tmp_path / "old"
+    run(plan(*SHORT), folder)
+    (folder / "config.yaml").write_text(
+        (folder / "config.yaml").read_text().replace("  val_fraction: 0.0\n", "")
+    )
+    for file in checkpoint_files(folder / "checkpoints"):
+        state = read(file)
+        del state["config"]["dataset"]["val_fraction"]
+        with file.open("wb") as output:
+            write(state, output)
+    if continues:
+        longer = more(plan, folder)
+        assert place(longer, tmp_path / "new", given=False) == (tmp_path / "new", False)
+        assert run(longer, tmp_path / "new")["rounds"] == 4
+    else:
+        (folder / "summary.json").unlink()
+        again = plan(*SHORT, f"resume={folder}")
+        assert place(again, folder, given=True) == (folder, False)
+        assert run(again, folder)["rounds"] == 2
 
 
 def test_a_schedule_that_follows_the_rounds_is_told_and_makes_another_run(

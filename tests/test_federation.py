@@ -209,6 +209,9 @@ class Looks(RSM):
     needs_gradient: bool = True
     seen: list[torch.Tensor | None] = field(default_factory=list)
 
+    def searching(self, round: int) -> bool:
+        return True
+
     def next_mask(self, search: SearchInput) -> torch.Tensor:
         self.seen.append(search.gradient)
         return search.mask

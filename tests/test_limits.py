@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Optional
 
+import numpy as np
 import pytest
 
-from fedspa.core.errors import UserError
+from fedspa.core.errors import UserError, check_range
 from fedspa.core.limits import Limited, limited
 from fedspa.masks.channels import ChannelDST
 from fedspa.masks.dst import DST
@@ -55,6 +56,14 @@ def test_a_value_outside_its_limits_is_refused_with_another_default_too(kind, va
     with pytest.raises(UserError) as error:
         kind(**{"rate": 0.5} | values)
     assert str(error.value) == sentence
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_of_numpy_are_checked_as_those_of_python():
+    assert Base(rate=np.float32(0.5)).rate == 0.5
+    for value in (np.float32("inf"), np.float16("nan")):
+        with pytest.raises(UserError, match="not a finite number"):
+            check_range("rate", value, low=0)
 
 
 def test_a_derived_class_may_declare_other_limits():

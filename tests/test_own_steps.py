@@ -15,8 +15,6 @@ from by_hand import CLIENTS, LABELS, LRS, MASKS, PICTURES, W0, Vector, logits, l
 from federations import Clients, federation, pack, two_workers
 from lightning import LightningModule
 from safetensors.torch import load, load_file
-from test_other_data import TOYS
-from test_other_data import loop as other_loop
 from test_rounds_by_hand import equal
 from torch import nn
 
@@ -34,8 +32,6 @@ from fedspa.masks.rsm import RSM
 from fedspa.methods.base import Method
 from fedspa.methods.fedavg import FedAvg
 from fedspa.methods.fedspa import FedSpa
-from fedspa.methods.lotteryfl import LotteryFL
-from fedspa.methods.subfedavg import SubFedAvg
 from fedspa.runs.experiment import run
 from fedspa.training.local_training import LocalTraining
 
@@ -163,12 +159,6 @@ def test_no_step_moves_what_the_mask_leaves_out_or_what_is_frozen():
 def test_a_networks_own_optimizer_is_one_optimizer():
     with pytest.raises(UserError, match="configure_optimizers of Scheduled gives tuple: .*one torch optim"):
         tiny(Scheduled(), FedAvg(name="fedavg"))
-
-
-@pytest.mark.parametrize("method", [SubFedAvg(name="subfedavg"), LotteryFL(name="lotteryfl")])
-def test_a_method_that_needs_accuracies_refuses_a_regression_before_training(method):
-    with pytest.raises(UserError, match=f"method={method.name} .* numbers"):
-        other_loop(TOYS["regression"], method)
 
 
 def test_a_mixture_is_tested_kept_and_exported(plan, tmp_path):

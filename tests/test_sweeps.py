@@ -340,6 +340,21 @@ def test_a_finished_run_is_skipped_though_a_newer_version_has_more_settings(swee
     assert len(ran) == 1
 
 
+@pytest.mark.parametrize(
+    "config",
+    ["[1, 2", "[1, 2]", "dataset: digits", "dataset: {_target_: fedspa.core.errors.UserError}", "metrics: 3"],
+)
+def test_a_job_with_a_config_that_cannot_be_read_runs_again(sweep, config):
+    def broken(plan, folder):
+        (folder / "config.yaml").write_text(f"# config_hash: older\n{config}")
+        (folder / "summary.json").write_text('{"config_hash": "older", "data_files": ""}')
+
+    ran = []
+    assert sweep(broken, "seed=0") == 0
+    assert sweep(lambda plan, folder: ran.append(plan), "seed=0") == 0
+    assert len(ran) == 1
+
+
 def test_a_finished_run_of_other_numbers_or_data_is_none_of_this_sweep(sweep, tmp_path):
     data, ran = write_data(tmp_path / "data", 0), []
     words = (*OF_FILES, f"dataset.path={data}", "seed=0,1")

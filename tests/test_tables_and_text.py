@@ -183,6 +183,14 @@ def test_a_run_on_features(plan: Planner, cancer: Path, tmp_path: Path, method: 
     assert again.config_hash == summary["config_hash"] and again.dataset.load().hash == summary["data_hash"]
 
 
+@pytest.mark.parametrize("method", ["subfedavg", "lotteryfl"])
+def test_a_method_that_needs_accuracies_refuses_a_regression(
+    plan: Planner, diabetes: Path, method: str
+) -> None:
+    with pytest.raises(UserError, match=f"method={method} decides by the accuracy .* numbers"):
+        table(plan, diabetes, "dataset.label=target", f"method={method}")
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_of_a_regression(plan: Planner, diabetes: Path, tmp_path: Path, method: str) -> None:
     by_clinic = (

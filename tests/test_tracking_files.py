@@ -187,6 +187,14 @@ def test_a_plain_line_says_how_it_stands(tmp_path: Path) -> None:
     assert line.split() == ["2/4", "32.0", "42.0", "50.7", "1.0k", "12.2", "kB", "1.0", "s"]
 
 
+def test_a_line_is_blank_where_no_client_has_a_score(tmp_path: Path) -> None:
+    output, record = io.StringIO(), run_record(1)
+    view = ConsoleView(output)
+    view.start(run_info(tmp_path, rounds=1))
+    view.round(replace(record, scores={kind: {} for kind in record.scores}))
+    assert next(line for line in output.getvalue().splitlines() if "1/1 " in line).split()[1:4] == ["-"] * 3
+
+
 def test_the_end_names_every_kind_and_the_saving_in_80_columns(tmp_path: Path) -> None:
     output = io.StringIO()
     view = ConsoleView(output)

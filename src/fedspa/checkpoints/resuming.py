@@ -126,7 +126,9 @@ def is_finished(folder: Path, plan: Plan) -> bool:
     summary = _summary_in(folder)
     if summary is None or summary.get("config_hash") == plan.config_hash:
         return summary is not None
-    return config_hash_in(folder) is not None and config_hash(_settings_in(folder, plan)) == plan.config_hash
+    with suppress(UserError):  # a config that cannot be read is another one
+        return config_hash(_settings_in(folder, plan)) == plan.config_hash
+    return False
 
 
 def _summary_in(folder: Path) -> dict[str, Any] | None:

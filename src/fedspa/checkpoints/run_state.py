@@ -10,6 +10,7 @@ import torch
 
 from fedspa.checkpoints.checkpoint import Checkpoints
 from fedspa.checkpoints.resuming import refuse_other_settings
+from fedspa.config.recorded import settings_today
 from fedspa.core.errors import UserError, brief
 from fedspa.core.identity import ROUNDS, following_rounds
 from fedspa.core.packed_mask import PackedMask
@@ -18,7 +19,7 @@ from fedspa.core.tracker import Continued
 
 
 class Stateful(Protocol):
-    """That which changes from round to round: a `Federation`."""
+    """The functions of `Federation` that a checkpoint uses."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -73,10 +74,12 @@ class RunState:
 
         Raises `UserError` that names the difference for a run with other settings, data, tensors or code.
         """
-        self._check(state, continues)
+        theirs = settings_today(state["config"], self._config["trusted_packages"])
+        follows = [] if continues is None else following_rounds(theirs, self._config)
+        refuse_other_settings(theirs, self._config, "The checkpoint", follows)
+        self._check(state)
         self.continued = state["continued"] and Continued(**state["continued"])
         if continues is not None:
-            follows = following_rounds(state["config"], self._config)
             self.continued = Continued(continues, state["round"], [key for key in follows if key != ROUNDS])
         try:
             self._federation.load_state_dict(state["parts"]["federation"])
@@ -85,9 +88,7 @@ class RunState:
         self._earlier, self._best, self._round = state["seconds"], state["best"], state["round"]
         self._written = self._round if continues is None else -1
 
-    def _check(self, state: dict[str, Any], continues: str | None) -> None:
-        allowed = [] if continues is None else following_rounds(state["config"], self._config)
-        refuse_other_settings(state["config"], self._config, "The checkpoint", allowed)
+    def _check(self, state: dict[str, Any]) -> None:
         data, rows = state["data_hash"], state["partition_hash"]
         if data != self._data_hash:
             raise UserError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,14 @@ def settings_today(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> di
     whose classes may be imported for their defaults.
     """
     found = _defaults(Config)
-    for group in ONE_EACH:
-        if kind := known_class(group, (config.get(group) or {}).get("_target_"), trusted):
-            found = found | {f"{group}.{name}": value for name, value in _defaults(kind).items()}
+    metrics = config.get("metrics")
+    named = (
+        {f"metrics.{name}": part for name, part in metrics.items()} if isinstance(metrics, Mapping) else {}
+    )
+    for where, part in {**{group: config.get(group) for group in ONE_EACH}, **named}.items():
+        kind = known_class(where, part.get("_target_"), trusted) if isinstance(part, Mapping) else None
+        if isinstance(kind, type) and is_dataclass(kind):
+            found = found | {f"{where}.{name}": value for name, value in _defaults(kind).items()}
     return found | flat(config)
 
 

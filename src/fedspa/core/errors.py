@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -93,7 +94,8 @@ def check_range(
         raise UserError(f"{where}={written(value)} is not a number.")
     too_low = low is not None and (value <= low if low_open else value < low)
     too_high = high is not None and (value >= high if high_open else value > high)
-    finite = abs(value) <= sys.float_info.max  # also of a whole number that has no float
+    # math.isfinite refuses whole numbers that are too large for a float.
+    finite = abs(value) <= sys.float_info.max if isinstance(value, int) else math.isfinite(value)
     if not (too_low or too_high) and finite:
         return
     if high is None:

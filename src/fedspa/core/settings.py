@@ -52,7 +52,7 @@ class TrainingSettings(Limited):
     momentum: float = limited(0.0, low=0, high=1, high_open=True)
     weight_decay: float = limited(5e-4, low=0)
     proximal: float = limited(0.0, low=0)
-    """mu of the proximal term that pulls a client's weights toward the weights it started from (FedProx); 0: none."""
+    """mu of the proximal term that pulls weights toward those at the start of a client's update (FedProx); 0: none."""
     clip_norm: float | None = limited(10.0, low=0, low_open=True)
     """Bound on the gradient's global norm, without the weight-decay term; null: no clipping."""
     clip_scope: str = limited("all", choices=("all", "active"))

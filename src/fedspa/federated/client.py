@@ -132,8 +132,8 @@ class LocalClient:
         if proximal is None and self.training.proximal:
             anchor = weights if batches is None else self._anchors.setdefault(batches, weights)
             proximal = Proximal(anchor, self.training.proximal)
-        if proximal is not None and mask is not None:  # it must not pull other weights away from 0
-            proximal = replace(proximal, anchor=mask * proximal.anchor)
+        if proximal is not None and mask is not None:  # it must not move the other weights
+            proximal = replace(proximal, anchor=torch.where(mask > 0, proximal.anchor, weights))
         task = LocalTask(
             weights=weights,
             rows=self.setup.public if public else self.rows,

@@ -80,7 +80,9 @@ class ConsoleView:
         self._last, self._done = record, record.round
         self._recent.append((record.samples, record.seconds.get("total", 0.0)))
         main = self._info.metrics[0]
-        self._means |= {kind: metrics[main].mean for kind, metrics in record.scores.items()}
+        self._means |= {
+            kind: metrics[main].mean for kind, metrics in record.scores.items() if main in metrics
+        }
         for event in record.events:
             self._tell(event)
         if not self._live and self._line_is_due(record.round):
