@@ -46,7 +46,7 @@ JOBS = {
     "regrow": 3 * 3 * 2,
     "kinds": 3 * 3 * 3,
     "wall_time": 3,
-    "federation": 22 + 2 * 8 + 7,
+    "federation": 22 + 2 * 9 + 7,
     "head_variants": 7,
     "channels": 3 * 5,
     "methods": 3 * 30,
