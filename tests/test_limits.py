@@ -47,6 +47,7 @@ def test_valid_values_are_kept():
         ({"rate": -0.5}, "part.rate=-0.5 is out of range: it must be in [0, 1]."),
         ({"rate": float("nan")}, "part.rate=nan is not a finite number: it must be in [0, 1]."),
         ({"rate": 10**400}, f"part.rate={10**400} is not a finite number: it must be in [0, 1]."),
+        ({"rate": [0.1]}, "part.rate=[0.1] is not a number."),
         ({"least": 0}, "part.least=0 is out of range: it must be at least 1."),
         ({"shares": [1, -2]}, "part.shares=-2 is out of range: it must be at least 0."),
     ],

@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ import fedspa.config.plan
 import fedspa.core.paths
 import fedspa.runs.experiment  # noqa: F401
 import fedspa.studies.jobs
-import fedspa.studies.search
 from fedspa.studies.jobs import Study
 from fedspa.studies.search import Search
 
@@ -32,11 +31,7 @@ JOBS = 2
 TIME_LIMIT = 300
 """Seconds after which a command has failed."""
 
-_check, _study, _search = (
-    fedspa.config.plan.check,
-    fedspa.studies.jobs.study,
-    fedspa.studies.search.Search,
-)
+_check, _study = fedspa.config.plan.check, fedspa.studies.jobs.study
 _project_root, _savefig = fedspa.core.paths.project_root, Figure.savefig
 
 
@@ -81,8 +76,11 @@ def small_study(*args: Any, **kwargs: Any) -> Study:
     return replace(whole, jobs=whole.jobs[:JOBS])
 
 
-def small_search(trials: int, *options: Any) -> Search:
-    return _search(min(trials, JOBS), *options)
+@dataclass
+class SmallSearch(Search):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.trials = min(self.trials, JOBS)
 
 
 def blank(figure: Figure, *args: Any, **kwargs: Any) -> None:
@@ -110,7 +108,7 @@ def _inside(words: Sequence[str], root: Path, log: Path) -> int:
         _instead(_project_root, lambda: root)
         _instead(_check, small_check)
         _instead(_study, small_study)
-        _instead(_search, small_search)
+        _instead(Search, SmallSearch)
         Figure.savefig = blank
         sys.argv = [str(ROOT / words[0]), *words[1:]]
         runpy.run_path(sys.argv[0], run_name="__main__")

@@ -38,7 +38,8 @@ class Limited:
             # Types are texts here, since their names may be imported for type checks alone.
             if check is None or (value is None and re.search("None|Optional", str(setting.type))):
                 continue
-            for item in value if isinstance(value, list | tuple) else [value]:
+            several = re.search("list|tuple|Sequence", str(setting.type)) and isinstance(value, list | tuple)
+            for item in value if several else [value]:
                 check(f"{self.section}.{setting.name}".lstrip("."), item)
 
 
