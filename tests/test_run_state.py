@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from archives import pack, unpack
 from kill_points import run_until
+from omegaconf import OmegaConf
 from test_checkpoint import same
 from test_malformed import one_sentence
 from test_resume import ONE, TINY, files
@@ -45,10 +46,7 @@ class Curve:
         self.state = state
 
 
-CONFIG = {field.name: {} for field in fields(Config)} | {
-    "save": {"local": False},
-    "hardware": {"precision": "32-true"},
-}
+CONFIG: Any = OmegaConf.to_container(OmegaConf.structured(Config))
 
 
 def whole(**changed: Any) -> dict[str, Any]:
