@@ -323,7 +323,7 @@ def test_engines_and_precisions_come_to_about_the_same_accuracy(tmp_path):
                 [*words, f"engine={name}", *compiler, f"hardware.precision={precision}"],
                 tmp_path / name / precision,
             )
-            reached[name, precision] = [summary["accuracy"][kind]["mean"] for kind in ("global", "personal")]
+            reached[name, precision] = [summary[f"final/accuracy/{kind}"] for kind in ("global", "personal")]
     reference = reached["eager", "32-true"]
     assert min(reference) > 80
     assert all(accuracy == pytest.approx(reference, abs=4) for accuracy in reached.values())

@@ -307,6 +307,7 @@ def test_a_whole_run_with_the_real_environment_then_one_without_a_network(tmp_pa
         command = [
             *(sys.executable, "src/train.py", "dataset=hub", PETS, "partition=iid", "logger=none"),
             *("federation.clients=3", "federation.clients_per_round=2", "federation.rounds=1"),
+            "dataset.client_test_images=4",
             f"hydra.run.dir={tmp_path / folder}",
         ]
         env = os.environ | environment(hub, tmp_path / "home") | changes
